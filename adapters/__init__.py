@@ -1,0 +1,1 @@
+"""Learn on the device: the LoRA weights of the drafter and how they are stored."""

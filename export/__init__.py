@@ -1,0 +1,1 @@
+"""Turn checkpoints into a bundle of quantized ONNX graphs."""

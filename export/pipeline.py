@@ -1,0 +1,230 @@
+"""From checkpoints to a bundle: build, check, describe, and put in place at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+from omnidraft.export import parity, resources, target
+from omnidraft.export.drafter import build_drafter
+from omnidraft.export.llama_graph import obstacle
+from omnidraft.export.sources import Source, locate, resolve
+from omnidraft.runtime import bundle
+from omnidraft.runtime.errors import OmniDraftError
+
+PRECISIONS = ("fp32", "int8", "int4")
+TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+TOOLS = ("omnidraft", "onnx", "onnxruntime", "onnxruntime-genai", "torch", "transformers", "tokenizers", "gguf")
+TOKENIZER, TEMPLATE, MAP = "tokenizer.json", "chat_template.jinja", "vocabulary.json"
+
+
+class Progress(Protocol):
+    """Where the pipeline says what it does."""
+
+    def plan(self, steps: int) -> None:
+        """The number of steps that will follow."""
+
+    def step(self, what: str) -> None:
+        """The next step begins."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should know; work goes on."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to export. The first precision is the default of every target."""
+
+    drafter: str
+    targets: Mapping[str, str]
+    out: Path
+    precisions: Sequence[str]
+    drafter_precision: str
+    threads: int = 1
+
+
+def export(order: Order, progress: Progress) -> None:
+    """Write a bundle. It takes its place only when every graph has passed the parity gate.
+
+    Raises OmniDraftError for what the user can mend; then, and on Ctrl-C, `out` is as it was before.
+    """
+    _check(order)
+    located = {name: locate(source) for name, source in {"": order.drafter, **order.targets}.items()}
+    resources.require(list(located.values()), order.precisions, order.out)
+    progress.plan(2 + len(order.targets) * (2 + len(order.precisions)))
+    order.out.parent.mkdir(parents=True, exist_ok=True)
+    partial = order.out.parent / f".{order.out.name}.partial-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        _write(order, located, partial, progress)
+        _put_in_place(partial, order.out)
+    except OSError as error:
+        raise OmniDraftError(
+            f"{error.filename or order.out}: {error.strerror or error}; the bundle was not written"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check(order: Order) -> None:
+    for precision in (*order.precisions, order.drafter_precision):
+        if precision not in PRECISIONS:
+            raise OmniDraftError(f"precision {precision!r} is unknown; choose from {', '.join(PRECISIONS)}")
+    if not order.precisions or len(set(order.precisions)) != len(order.precisions):
+        raise OmniDraftError("--precision: give one or more precisions, each once, as in int8,int4")
+    if not order.targets:
+        raise OmniDraftError("--target: give at least one target, as in --target smollm2=smollm2")
+    for name in order.targets:
+        if not TARGET_NAME.fullmatch(name):
+            raise OmniDraftError(f"--target {name!r}: a name is made of letters, digits, '_', '.' and '-'")
+    out = order.out
+    if out.exists() and not (out / bundle.MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise OmniDraftError(f"--out {out}: exists and is not a bundle; choose another folder or remove it")
+
+
+def _write(order: Order, located: Mapping[str, Any], root: Path, progress: Progress) -> None:
+    progress.step("drafter: reading")
+    source = resolve(located[""])
+    progress.step(f"drafter: {order.drafter_precision} graph and parity")
+    manifest: dict[str, Any] = {
+        "schema": bundle.SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "tools": _tools(),
+        "drafter": _drafter(source, order, root, progress),
+        "targets": {},
+    }
+    for name in order.targets:
+        manifest["targets"][name] = _target(name, located[name], source, order, root, progress)
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    manifest["files"] = {
+        path.relative_to(root).as_posix(): {"sha256": bundle.sha256(path), "size": path.stat().st_size}
+        for path in files
+    }
+    text = json.dumps(manifest, indent=1)
+    bundle.parse_manifest(text, root / bundle.MANIFEST)
+    (root / bundle.MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _drafter(source: Source, order: Order, root: Path, progress: Progress) -> dict[str, Any]:
+    folder, precision = root / "drafter", order.drafter_precision
+    folder.mkdir()
+    hindrance = obstacle(source.config)
+    if hindrance is None:
+        lora = build_drafter(source, precision, folder)
+    else:
+        progress.note(f"the drafter cannot learn on the device: {hindrance}; onnxruntime-genai builds its graph")
+        lora = None
+        _copy_graph(target.build_target(source, precision, hidden_states=True), folder)
+    return {
+        **_describe(source, folder, "drafter"),
+        "model": f"drafter/{target.MODEL}",
+        "precision": precision,
+        "trainable": lora is not None,
+        "lora": lora,
+        "parity": _gate(folder / target.MODEL, source, precision, "the drafter", order.threads),
+        "opset": _opset(folder / target.MODEL),
+    }
+
+
+def _target(name: str, located: Any, drafter: Source, order: Order, root: Path, progress: Progress) -> dict[str, Any]:
+    progress.step(f"{name}: reading" if located.kind == "huggingface" else f"{name}: reading, converting")
+    source, graphs = resolve(located), []
+    for precision in order.precisions:
+        progress.step(f"{name}: {precision} graph and parity")
+        folder = root / "targets" / name / f"cpu-{precision}"
+        folder.mkdir(parents=True)
+        _copy_graph(target.build_target(source, precision), folder)
+        graphs.append(
+            {
+                "profile": "cpu",
+                "precision": precision,
+                "model": f"targets/{name}/cpu-{precision}/{target.MODEL}",
+                "parity": _gate(folder / target.MODEL, source, precision, f"target {name!r}", order.threads),
+                "quantization": target.QUANTIZATION[precision],
+                "opset": _opset(folder / target.MODEL),
+            }
+        )
+    described = _describe(source, root / "targets" / name, f"targets/{name}")
+    progress.step(f"{name}: vocabulary map")
+    _map(drafter, source, root / "targets" / name / MAP)
+    return {**described, "map": f"targets/{name}/{MAP}", "graphs": graphs}
+
+
+def _describe(source: Source, folder: Path, relative: str) -> dict[str, Any]:
+    """Copy tokenizer and template; what the manifest says of a model whatever its part."""
+    shutil.copyfile(source.tokenizer, folder / TOKENIZER)
+    if source.chat_template is not None:
+        (folder / TEMPLATE).write_text(source.chat_template, encoding="utf-8", newline="")
+    return {
+        "architecture": source.architecture,
+        "source": {"name": source.name, "kind": source.kind},
+        "weights_sha256": source.weights_sha256,
+        "tokenizer": f"{relative}/{TOKENIZER}",
+        "tokenizer_sha256": bundle.sha256(folder / TOKENIZER),
+        "chat_template": None if source.chat_template is None else f"{relative}/{TEMPLATE}",
+        "bos": source.bos,
+        "stop_ids": list(source.stop_ids),
+        "vocabulary": source.vocabulary,
+        "context": source.context,
+        "license": source.license,
+    }
+
+
+def _gate(model: Path, source: Source, precision: str, what: str, threads: int) -> dict[str, Any]:
+    figures = parity.measure(model, parity.reference(source, threads), threads)
+    parity.require(figures, precision, what)
+    return figures
+
+
+def _map(drafter: Source, source: Source, path: Path) -> None:
+    from omnidraft.runtime.token_bytes import TokenBytes
+    from omnidraft.runtime.vocabulary import build_map, save_map
+
+    found = build_map(TokenBytes.from_file(drafter.tokenizer), TokenBytes.from_file(source.tokenizer))
+    save_map(found, path, bundle.sha256(drafter.tokenizer), bundle.sha256(source.tokenizer))
+
+
+def _copy_graph(made: Path, folder: Path) -> None:
+    for name in (target.MODEL, target.DATA):
+        if (made / name).is_file():
+            shutil.copyfile(made / name, folder / name)
+
+
+def _opset(model: Path) -> int:
+    import onnx
+
+    imports = onnx.load(model, load_external_data=False).opset_import
+    return next(int(entry.version) for entry in imports if entry.domain == "")
+
+
+def _tools() -> dict[str, str]:
+    found = {}
+    for name in TOOLS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _put_in_place(partial: Path, out: Path) -> None:
+    """Rename a finished folder over an old bundle, which comes back if that fails."""
+    old = out.parent / f".{out.name}.old-{os.getpid()}"
+    if out.exists():
+        out.rename(old)
+    try:
+        partial.rename(out)
+    except BaseException:
+        if old.exists():
+            old.rename(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

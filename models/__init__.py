@@ -1,0 +1,1 @@
+"""What the shipped models are, and the names that export knows."""

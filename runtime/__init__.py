@@ -1,0 +1,1 @@
+"""Open a bundle, draft, translate, verify and stream text. Needs no torch."""

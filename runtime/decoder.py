@@ -1,0 +1,157 @@
+"""A causal language model on ONNX Runtime with one KV buffer that is never copied.
+
+The graph's past and present are the same memory (GroupQueryAttention's shared buffer), so that
+rolling back is setting a length. One IOBinding lives as long as the buffer: binding sixty tensors
+anew at every step would cost a tenth of a drafter's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from omnidraft.runtime.errors import OmniDraftError
+
+GROW = 256  # KV rows are reserved in multiples of this
+CPU = ("CPUExecutionProvider",)
+
+
+class Decoder:
+    """Runs rows of tokens behind a past of `length` committed rows (batch size 1)."""
+
+    def __init__(self, model: Path, threads: int = 1, providers: Sequence[str] = CPU) -> None:
+        """Load a graph. Raises OmniDraftError if ONNX Runtime cannot, or if a provider is not there."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # Spinning threads fight each other on a machine that does anything else.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        missing = [p for p in providers if p not in ort.get_available_providers()]
+        if missing:
+            have = ", ".join(ort.get_available_providers())
+            raise OmniDraftError(f"execution provider {missing[0]} is not in this onnxruntime; it has {have}")
+        try:
+            self._session = ort.InferenceSession(model, options, providers=list(providers))
+        except Exception as error:  # ONNX Runtime raises many types, all with one message
+            reason = str(error).splitlines()[0]
+            raise OmniDraftError(f"{model}: ONNX Runtime cannot load it ({reason}); export again") from None
+        inputs = {i.name: i for i in self._session.get_inputs()}
+        outputs = {o.name: o for o in self._session.get_outputs()}
+        self.providers = tuple(self._session.get_providers())
+        self.vocabulary = int(outputs["logits"].shape[-1])
+        self.lora_names = tuple(i.name for i in self._session.get_overridable_initializers() if ".lora_" in i.name)
+        self._past = {n: tuple(i.shape[d] for d in (1, 3)) for n, i in inputs.items() if n.startswith("past_key")}
+        self._hidden_size = int(outputs["hidden_states"].shape[-1]) if "hidden_states" in outputs else 0
+        self._adapter: dict[str, ort.OrtValue] = {}
+        self._outputs: dict[int, tuple[np.ndarray, Any, np.ndarray | None, Any]] = {}
+        self.hidden: np.ndarray | None = None
+        self.seconds = 0.0
+        self.length = 0
+        self.capacity = 0
+        self.reserve(GROW)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` rows of past. A larger buffer starts empty; a smaller wish is no work."""
+        if capacity <= self.capacity:
+            return
+        self.capacity = -(-capacity // GROW) * GROW
+        self.length = 0
+        self._binding = self._session.io_binding()
+        self._mask = np.ones((1, self.capacity), np.int64)
+        self._kv = {
+            name: ort.OrtValue.ortvalue_from_numpy(np.zeros((1, heads, self.capacity, size), np.float32))
+            for name, (heads, size) in self._past.items()
+        }
+        for name, value in self._kv.items():
+            self._binding.bind_ortvalue_input(name, value)
+            self._binding.bind_ortvalue_output(name.replace("past_key_values", "present"), value)
+        self._bind_adapter()
+
+    def run(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Feed m tokens behind the past; the past grows by m.
+
+        Returns float32 logits [m, V], a view that the next run overwrites; `hidden` is then the
+        matching [m, H], if the graph gives it. Raises ValueError for no token or a full buffer.
+        """
+        rows = np.array(ids, np.int64).reshape(1, -1)
+        m = rows.shape[1]
+        total = self.length + m
+        if m == 0 or total > self.capacity:
+            raise ValueError(f"{m} rows behind {self.length} do not fit {self.capacity}")
+        mask = self._mask[:, :total]
+        logits, logits_value, hidden, hidden_value = self._outputs.get(m) or self._make_outputs(m)
+        self._binding.bind_cpu_input("input_ids", rows)
+        self._binding.bind_cpu_input("attention_mask", mask)
+        self._binding.bind_ortvalue_output("logits", logits_value)
+        if hidden is not None:
+            self._binding.bind_ortvalue_output("hidden_states", hidden_value)
+            self.hidden = hidden[0]
+        begin = perf_counter()
+        self._session.run_with_iobinding(self._binding)
+        self.seconds += perf_counter() - begin
+        self.length = total
+        return logits[0]
+
+    def rollback(self, length: int) -> None:
+        """Forget every row after the first `length`."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot roll back from {self.length} rows to {length}")
+        self.length = length
+
+    def set_adapter(self, parameters: Mapping[str, np.ndarray] | None) -> None:
+        """Use LoRA parameters (lora_A [in, r], lora_B [r, out], float32) from the next run on; None for none.
+
+        Past rows were computed with the weights before, so the past is emptied. They are bound as
+        inputs because `run_with_iobinding` ignores ONNX Runtime's active adapters.
+        Raises OmniDraftError if the names are not those of the graph.
+        """
+        if parameters is not None and set(parameters) != set(self.lora_names):
+            raise OmniDraftError("the adapter's layers are not those of this drafter; it belongs to another one")
+        self._adapter = {
+            name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value, np.float32))
+            for name, value in (parameters or {}).items()
+        }
+        capacity, self.capacity = self.capacity, 0
+        self.reserve(capacity)
+
+    def _bind_adapter(self) -> None:
+        for name, value in self._adapter.items():
+            self._binding.bind_ortvalue_input(name, value)
+
+    def _make_outputs(self, m: int) -> tuple[np.ndarray, Any, np.ndarray | None, Any]:
+        logits = np.empty((1, m, self.vocabulary), np.float32)
+        hidden = np.empty((1, m, self._hidden_size), np.float32) if self._hidden_size else None
+        made = (
+            logits,
+            ort.OrtValue.ortvalue_from_numpy(logits),
+            hidden,
+            None if hidden is None else ort.OrtValue.ortvalue_from_numpy(hidden),
+        )
+        if m <= 16:  # the widths of rounds; a prefill chunk is too large to keep
+            self._outputs[m] = made
+        return made
+
+
+def prefill(decoder: Decoder, ids: Sequence[int], chunk: int, least: int) -> np.ndarray:
+    """Feed a prompt in fixed chunks and return the logits [V] of its last token.
+
+    The chunks depend on the prompt's length only, and none has fewer than `least` rows (the last
+    takes rows from the one before, a prompt of one token gets a pad row that is then forgotten):
+    a one-row attention block would take another kernel (DESIGN.md, two-row rule).
+    """
+    ids = list(ids)
+    starts = list(range(0, len(ids), chunk))
+    if len(starts) > 1 and len(ids) - starts[-1] < least:
+        starts[-1] = len(ids) - least
+    for begin, end in zip(starts, [*starts[1:], len(ids)], strict=True):
+        rows = ids[begin:end]
+        padding = [rows[-1]] * max(0, least - len(rows))
+        logits = decoder.run(rows + padding)
+        decoder.rollback(decoder.length - len(padding))
+    return logits[len(rows) - 1].copy()

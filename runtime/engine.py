@@ -1,0 +1,216 @@
+"""The runtime's front door: open a bundle, stream text.
+
+engine = Engine.open(Path("bundles/default"))
+for chunk in engine.stream("How many legs do three cats have?"):
+    print(chunk.text, end="")
+print(engine.report.acceptance_rate)
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omnidraft.runtime.cache_file import CacheFile
+from omnidraft.runtime.calibration import least_rows
+from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.generation import Chunk, Generation
+from omnidraft.runtime.invariance import WIDEST
+from omnidraft.runtime.ngram_cache import NgramCache
+from omnidraft.runtime.options import LONGEST_DRAFT, Options
+from omnidraft.runtime.pair import Pair, load_pair
+from omnidraft.runtime.prompt import Message, as_messages
+from omnidraft.runtime.proposer import Drafter, Nothing, Proposer
+from omnidraft.runtime.report import Report, rate
+from omnidraft.runtime.sampling import Sampling
+from omnidraft.runtime.state import State
+from omnidraft.runtime.stop import StopMachine
+from omnidraft.runtime.translation import Translation
+
+
+class Engine:
+    """A target with its drafter, ready to decode one response at a time."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        options: Options,
+        state: State,
+        w0: int | None = None,
+    ) -> None:
+        """Engines with different options may share a pair, one after the other.
+
+        `w0`: what `calibration.least_rows` found; without it the text is near, not exact.
+        """
+        self.pair, self.options, self._state = pair, options, state
+        exact = options.lossless == "exact" and w0 is not None
+        self._least_rows = w0 if exact and w0 is not None else 1
+        self.lossless = "exact" if exact else "near"
+        self._cache: NgramCache | None = None
+        self._proposer: Proposer = self._make_drafter() if options.draft_length else Nothing()
+        self.report: Report | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        target: str | None = None,
+        precision: str | None = None,
+        options: Options | None = None,
+        state: State | None = None,
+        threads: int = 0,
+        warn: Callable[[str], None] = lambda line: None,
+    ) -> Engine:
+        """Open a bundle's target (the first by default). `state` None keeps nothing on the device.
+
+        W₀ is looked up in the state, or measured (about a second) and kept there. Raises OmniDraftError
+        for a bundle, target or precision that is missing or damaged.
+        """
+        options = options or Options()
+        state = state or State(None, warn)
+        pair = load_pair(path, target, precision, threads, drafting=options.draft_length > 0)
+        w0 = least_rows(pair, state) if options.lossless == "exact" else None
+        if options.lossless == "exact" and w0 is None:
+            warn(f"no width up to {WIDEST} gives equal rows on this device: the text is near, not exact")
+        return cls(pair, options, state, w0)
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message],
+        sampling: Sampling | None = None,
+        max_new_tokens: int = 256,
+        stop: Sequence[str] = (),
+        raw: bool = False,
+    ) -> Generator[Chunk, None, None]:
+        """Yield the response chunk by chunk; `report` describes it afterwards, also when it was cut short.
+
+        `prompt`: a user message, or a list of {"role", "content"}; `raw`: text to continue without
+        the chat template. Raises OmniDraftError for an empty prompt, or one that does not fit.
+        """
+        sampling = sampling or Sampling(seed=secrets.randbits(32))
+        ids, prefix, text = self._encode(as_messages(prompt), raw)
+        info, decoder = self.pair.target.info, self.pair.target.decoder
+        self._check_room(len(ids), max_new_tokens)
+        machine = StopMachine(info.stop_ids, stop, max_new_tokens, self.pair.target.tokens.bytes_of)
+        decoder.reserve(len(ids) + max_new_tokens + LONGEST_DRAFT + self._least_rows)
+        decoder.rollback(0)
+        generation = Generation(
+            decoder,
+            self._proposer,
+            ids,
+            sampling,
+            machine,
+            draft_length=self.options.draft_length,
+            least_rows=self._least_rows,
+            budget=max_new_tokens,
+            paper_rule=self.options.verification == "paper",
+        )
+        try:
+            yield from generation.run(prefix, text)
+        finally:
+            self.save()
+            self.report = self._report(generation, machine, sampling)
+
+    def generate(self, prompt: str | Sequence[Message], **arguments: Any) -> Report:
+        """The whole response at once; arguments as for `stream`."""
+        for _ in self.stream(prompt, **arguments):
+            pass
+        assert self.report is not None
+        return self.report
+
+    def save(self) -> None:
+        """Write the n-gram cache to the state; counts of other processes are added up with ours."""
+        if self._cache is not None:
+            self._cache_file.save(self._cache)
+
+    def _make_drafter(self) -> Drafter:
+        pair, mode = self.pair, self.options.mode
+        assert pair.drafter is not None and pair.vocabulary is not None
+        translation = Translation(pair.vocabulary, mode, pair.drafter.decoder.vocabulary)
+        if mode.online:
+            self._cache = self._open_cache(translation.merges)
+        return Drafter(
+            pair.drafter.decoder,
+            pair.drafter.tokens,
+            pair.target.tokens,
+            translation,
+            self._cache,
+            context=pair.drafter.info.context,
+            ends=pair.target.info.stop_ids,
+            paper_rule=self.options.verification == "paper",
+        )
+
+    def _open_cache(self, static: dict[tuple[int, ...], int]) -> NgramCache:
+        assert self.pair.drafter is not None
+        draft, target = self.pair.drafter, self.pair.target
+        hashes = {"draft_tokenizer": draft.info.tokenizer_sha256, "target_tokenizer": target.info.tokenizer_sha256}
+        name = "-".join(digest[:12] for digest in hashes.values())
+        path = f"pairs/{name}/ngram_cache.json"
+        self._cache_file = CacheFile(self._state, path, {**hashes}, draft.tokens.bytes_of, target.tokens.bytes_of)
+        return self._cache_file.open(static=static)
+
+    def _encode(self, messages: Sequence[Message], raw: bool) -> tuple[list[int], list[int], bytes]:
+        """Target ids; draft ids of the rendered prompt; text that the drafter reads as it stands.
+
+        Each model reads the prompt through its own chat template: the drafter follows the target's
+        text only from where the answer begins, so the two renderings need not agree.
+        """
+        plain = "\n\n".join(message["content"] for message in messages)
+        prompts = self.pair.target.prompts
+        chat = not raw and prompts.template is not None
+        ids = prompts.chat(messages) if chat else prompts.raw(plain)
+        if self.pair.drafter is None:
+            return ids, [], b""
+        draft = self.pair.drafter.prompts
+        if chat and draft.template is not None:
+            return ids, draft.chat(messages), b""
+        return ids, draft.boundary, (plain + "\n\n" if chat else plain).encode()
+
+    def _check_room(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        if max_new_tokens < 1:
+            raise OmniDraftError("max-new-tokens must be at least 1")
+        context = self.pair.target.info.context
+        room = context - prompt_tokens - (self._least_rows - 1)
+        if room < max_new_tokens:
+            fix = f"set max-new-tokens to at most {room}" if room > 0 else "shorten the prompt"
+            raise OmniDraftError(
+                f"the prompt has {prompt_tokens} tokens and {max_new_tokens} new ones do not fit behind it: target "
+                f"{self.pair.name!r} has a context of {context}; {fix}"
+            )
+
+    def _report(self, generation: Generation, machine: StopMachine, sampling: Sampling) -> Report:
+        tally, emitted, seconds = generation.tally, generation.emitted, generation.clock.total
+        first = generation.first_token_at if generation.first_token_at is not None else seconds
+        providers = {"target": self.pair.target.decoder.providers[0]}
+        if isinstance(self._proposer, Drafter):
+            providers["drafter"] = self._proposer.decoder.providers[0]
+        return Report(
+            text=generation.text,
+            finish_reason=machine.finish_reason or "cancelled",
+            prompt_tokens=generation.prompt_tokens,
+            completion_tokens=len(emitted),
+            tokens_per_second=rate(len(emitted) - 1, seconds - first) if len(emitted) > 1 else None,
+            acceptance_rate=rate(tally.accepted, tally.proposed),
+            tokens_per_verify=rate(len(emitted), tally.passes),
+            ngram_use=rate(tally.merges, tally.proposed),
+            ngram_acceptance=rate(tally.merges_accepted, tally.merges),
+            coverage=rate(tally.translated, tally.drawn),
+            target=self.pair.name,
+            precision=self.pair.precision,
+            draft=self.options.draft,
+            draft_length=self.options.draft_length,
+            lossless=self.lossless,
+            verification=self.options.verification,
+            seed=sampling.seed,
+            context_used=len(generation.tokens) / self.pair.target.info.context,
+            time_to_first_token=first,
+            seconds=seconds,
+            overhead_ms=generation.overhead_ms,
+            providers=providers,
+            phases=dict(generation.clock.seconds),
+            counts={**asdict(tally), "emitted": len(emitted)},
+            tokens=emitted,
+        )

@@ -1,0 +1,132 @@
+"""The speculative loop: draft, verify in one target pass, emit, observe (DESIGN.md section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+from omnidraft.runtime import paper
+from omnidraft.runtime.clock import PhaseClock
+from omnidraft.runtime.decoder import Decoder, prefill
+from omnidraft.runtime.drafting import Draft
+from omnidraft.runtime.invariance import CHUNK
+from omnidraft.runtime.proposer import Proposer
+from omnidraft.runtime.report import Tally
+from omnidraft.runtime.sampling import Sampling, draw
+from omnidraft.runtime.stop import StopMachine
+from omnidraft.runtime.verification import Verdict, verify
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Text that can be shown now, with the token that completed it and whether the drafter proposed that token.
+
+    The last chunk may carry text held back for stop strings; its token is -1.
+    """
+
+    text: str
+    token: int
+    from_draft: bool
+
+
+class Generation:
+    """One response. Iterate over it once; the fields hold what has happened so far."""
+
+    def __init__(
+        self,
+        target: Decoder,
+        proposer: Proposer,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        stop: StopMachine,
+        draft_length: int,
+        least_rows: int,
+        budget: int,
+        paper_rule: bool = False,
+    ) -> None:
+        """`prompt`: target ids, not empty; `least_rows`: W₀, every target pass has at least so many rows."""
+        self._target, self._proposer, self._sampling, self._stop = target, proposer, sampling, stop
+        self._k, self._least, self._budget, self._paper = draft_length, least_rows, budget, paper_rule
+        self.prompt_tokens = len(prompt)
+        self.tokens = list(prompt)
+        self.clock, self.tally = PhaseClock(), Tally()
+        self.text = ""
+        self.first_token_at: float | None = None
+        self._overheads: list[float] = []
+
+    @property
+    def emitted(self) -> list[int]:
+        """The tokens of the response so far."""
+        return self.tokens[self.prompt_tokens :]
+
+    @property
+    def overhead_ms(self) -> float | None:
+        """Median milliseconds of a round that neither model was running."""
+        return median(self._overheads) * 1e3 if self._overheads else None
+
+    def run(self, prefix: Sequence[int], text: bytes) -> Iterator[Chunk]:
+        """Prefill both models, then one round after another until the stop machine ends it.
+
+        `prefix`, `text`: the prompt as the drafter reads it (see `Proposer.begin`).
+        """
+        clock = self.clock
+        try:
+            clock.enter("prefill")
+            logits = prefill(self._target, self.tokens, CHUNK, self._least)
+            self._proposer.begin(prefix, text)
+            clock.enter("verify")
+            y = draw(logits, self.tokens, self._sampling, len(self.tokens))
+            self.first_token_at = clock.total
+            chunks = self._emit(Draft(), Verdict([y], 0))
+            while True:
+                clock.stop()  # while the consumer has the text, the time is the consumer's
+                yield from chunks
+                if self._stop.finish_reason is not None:
+                    break
+                chunks = self._round()
+            rest = self._stop.finish()
+            if rest:
+                self.text += rest
+                yield Chunk(rest, -1, False)
+        finally:
+            clock.stop()
+
+    def _round(self) -> list[Chunk]:
+        """Draft, verify in one target pass, emit. The time that no model ran is kept apart."""
+        started, models = perf_counter(), self._target.seconds + self._proposer.seconds
+        self.clock.enter("draft")
+        # The bonus token takes one place of the budget.
+        limit = min(self._k, self._budget - len(self.emitted) - 1)
+        position = len(self.tokens)
+        draft = self._proposer.propose(self._sampling, position, limit) if limit > 0 else Draft()
+        self.clock.enter("verify")
+        rows = [self.tokens[-1], *draft.tokens]
+        padding = [rows[-1]] * (self._least - len(rows))
+        logits = self._target.run(rows + padding)
+        if self._paper:
+            verdict = paper.verify(logits, draft, self.tokens, self._sampling, position)
+        else:
+            verdict = verify(logits, draft.tokens, self.tokens, self._sampling, position)
+        chunks = self._emit(draft, verdict)
+        models = self._target.seconds + self._proposer.seconds - models
+        self._overheads.append(perf_counter() - started - models)
+        return chunks
+
+    def _emit(self, draft: Draft, verdict: Verdict) -> list[Chunk]:
+        """Pass a round's tokens through the stop machine. What lies behind the stop never happened."""
+        self.clock.enter("other")
+        chunks: list[Chunk] = []
+        for token in verdict.tokens:
+            chunks.append(Chunk(self._stop.push(token), token, len(chunks) < verdict.accepted))
+            if self._stop.finish_reason is not None:
+                draft.proposals = draft.proposals[: len(chunks)]
+                break
+        emitted = verdict.tokens[: len(chunks)]
+        self.tokens += emitted
+        self.text += "".join(chunk.text for chunk in chunks)
+        self._target.rollback(len(self.tokens) - 1)
+        self.tally.add(draft, min(verdict.accepted, len(chunks)))
+        self._proposer.observe(draft, emitted, self.clock)
+        return chunks

@@ -1,0 +1,75 @@
+"""A target and its drafter, loaded and ready: what engines with different options share."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from omnidraft.runtime.bundle import Bundle, Drafter, Target, open_bundle
+from omnidraft.runtime.decoder import Decoder
+from omnidraft.runtime.prompt import PromptEncoder
+from omnidraft.runtime.token_bytes import TokenBytes
+from omnidraft.runtime.vocabulary import VocabularyMap, load_map
+
+MOST_THREADS = 4
+Info = TypeVar("Info", Target, Drafter)
+
+
+@dataclass(frozen=True)
+class LoadedModel(Generic[Info]):
+    """One model of the bundle in memory."""
+
+    info: Info
+    tokens: TokenBytes
+    prompts: PromptEncoder
+    decoder: Decoder
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target with its drafter; `drafter` and `vocabulary` are None where nothing will be drafted."""
+
+    bundle: Bundle
+    name: str
+    precision: str
+    graph_sha256: str
+    threads: int
+    target: LoadedModel[Target]
+    drafter: LoadedModel[Drafter] | None
+    vocabulary: VocabularyMap | None
+
+
+def load_pair(
+    path: Path, target: str | None = None, precision: str | None = None, threads: int = 0, drafting: bool = True
+) -> Pair:
+    """Open a bundle and load one of its targets (default: the first, at its first precision).
+
+    `threads` 0: as many as the machine has, up to 4; the drafter always runs on one. The hashes of
+    all files used are checked. Raises OmniDraftError for what is missing, damaged or unknown.
+    """
+    bundle = open_bundle(path)
+    name, info = bundle.target(target)
+    graph = bundle.graph(name, precision)
+    threads = threads or min(_cores(), MOST_THREADS)
+    bundle.verify([*bundle.folder_files(graph.model), info.tokenizer])
+    loaded = _load(bundle, info, graph.model, threads)
+    drafter = vocabulary = None
+    if drafting:
+        bundle.verify([*bundle.folder_files(bundle.drafter.model), info.map])
+        drafter = _load(bundle, bundle.drafter, bundle.drafter.model, 1)
+        vocabulary = load_map(path / info.map, bundle.drafter.tokenizer_sha256, info.tokenizer_sha256)
+    digest = bundle.files[graph.model]["sha256"]
+    return Pair(bundle, name, graph.precision, digest, threads, loaded, drafter, vocabulary)
+
+
+def _load(bundle: Bundle, info: Info, model: str, threads: int) -> LoadedModel[Info]:
+    tokens = TokenBytes.from_file(bundle.path / info.tokenizer)
+    decoder = Decoder(bundle.path / model, threads)
+    tokens.pad(decoder.vocabulary)
+    return LoadedModel(info, tokens, PromptEncoder(bundle, info, tokens), decoder)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

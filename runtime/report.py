@@ -1,0 +1,87 @@
+"""What a generation tells about itself. The words are those of the glossary (DESIGN.md section 7)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from omnidraft.runtime.drafting import Draft
+from omnidraft.runtime.translation import Kind
+
+
+@dataclass
+class Tally:
+    """Counts over rounds; only what was emitted is counted, up to and including the first mismatch."""
+
+    proposed: int = 0
+    accepted: int = 0
+    merges: int = 0
+    merges_accepted: int = 0
+    drawn: int = 0
+    translated: int = 0
+    passes: int = 0
+
+    def add(self, draft: Draft, accepted: int) -> None:
+        """One target pass, with the number of proposals that were accepted and emitted.
+
+        The prefill, whose last row gives the first token, counts as a pass without proposals.
+        """
+        self.passes += 1
+        self.drawn += draft.drawn
+        self.translated += draft.translated
+        self.proposed += len(draft.proposals)
+        self.accepted += accepted
+        for i, proposal in enumerate(draft.proposals):
+            if proposal.kind is Kind.MERGE:
+                self.merges += 1
+                self.merges_accepted += i < accepted
+
+
+@dataclass
+class Report:
+    """One response: text, why it ended, and where the time went. Rates are None where nothing was counted.
+
+    `tokens_per_second`: emitted tokens after the first, over the time after the first.
+    `time_to_first_token` and `phases` are seconds; the phases add up to `seconds`.
+    `overhead_ms`: median milliseconds of a round that neither model was running.
+    `counts`: what the rates were made of, for sums over responses; `tokens`: the emitted ids.
+    """
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    tokens_per_second: float | None
+    acceptance_rate: float | None
+    tokens_per_verify: float | None
+    ngram_use: float | None
+    ngram_acceptance: float | None
+    coverage: float | None
+    target: str
+    precision: str
+    draft: str
+    draft_length: int
+    lossless: str
+    verification: str
+    seed: int
+    context_used: float
+    time_to_first_token: float
+    seconds: float
+    overhead_ms: float | None
+    providers: dict[str, str]
+    phases: dict[str, float]
+    counts: dict[str, int] = field(default_factory=dict, repr=False)
+    tokens: list[int] = field(default_factory=list, repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON can hold it, figures rounded to what a measurement means."""
+        return {
+            k: round(v, 6) if isinstance(v, float) else v
+            for k, v in asdict(self).items()
+            if k not in ("tokens", "counts")
+        }
+
+
+def rate(part: float, whole: float) -> float | None:
+    """part / whole, None if nothing was counted."""
+    return part / whole if whole else None

@@ -1,0 +1,149 @@
+"""From logits to the target's law p, and the draw of a token from it.
+
+The order is that of plain decoding everywhere: repetition penalty on the raw logits, temperature,
+top-k, top-p, min-p. A law is held as log-weights on its support; normalisation never changes an
+argmax, so it is done only where a probability is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.noise import gumbel, gumbel_of, high_words, keys, mix
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the target draws. Temperature 0 is greedy, and then nothing else but the penalty acts."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises OmniDraftError for a value outside its range."""
+        rules = (
+            (0 <= self.temperature <= 100, "temperature must be between 0 and 100"),
+            (self.top_k >= 0, "top-k must be 0 (off) or more"),
+            (0 < self.top_p <= 1, "top-p must be above 0 and at most 1"),
+            (0 <= self.min_p <= 1, "min-p must be between 0 and 1"),
+            (0 < self.repetition_penalty <= 10, "repetition penalty must be above 0 and at most 10"),
+            (0 <= self.seed < 2**64, "seed must be between 0 and 2**64 - 1"),
+        )
+        for holds, message in rules:
+            if not holds:
+                raise OmniDraftError(message)
+
+
+def penalise(logits: np.ndarray, history: Sequence[int], penalty: float) -> np.ndarray:
+    """Repetition penalty of CTRL (arXiv 1909.05858) on float32 logits [V], for the ids in `history`."""
+    if penalty == 1.0 or not len(history):
+        return logits
+    ids = np.unique(np.asarray(history, np.int64))
+    logits = logits.copy()
+    chosen = logits[ids]
+    logits[ids] = np.where(chosen > 0, chosen / np.float32(penalty), chosen * np.float32(penalty))
+    return logits
+
+
+def truncate(scores: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Which of the log-weights [n] stay after top-k, top-p and min-p: sorted indices, or all of them.
+
+    Ties at a threshold are kept by index, lowest first, so that the outcome is the same everywhere.
+    """
+    keep = np.arange(len(scores))
+    if 0 < sampling.top_k < len(scores):
+        bound = np.partition(scores, len(scores) - sampling.top_k)[len(scores) - sampling.top_k]
+        above = np.flatnonzero(scores > bound)
+        equal = np.flatnonzero(scores == bound)[: sampling.top_k - len(above)]
+        keep = np.sort(np.concatenate([above, equal]))
+    if sampling.top_p < 1:
+        keep = _nucleus(scores, keep, sampling.top_p)
+    if sampling.min_p > 0:
+        kept = scores[keep]
+        keep = keep[kept >= kept.max() + np.log(sampling.min_p)]
+    return keep
+
+
+def _nucleus(scores: np.ndarray, keep: np.ndarray, top_p: float) -> np.ndarray:
+    """The smallest set of the heaviest tokens whose mass reaches top_p."""
+    kept = scores[keep]
+    weights = np.exp((kept - kept.max()).astype(np.float64))
+    needed = top_p * weights.sum()
+    floor = 1e-4  # only the head has to be sorted; widen it in the rare case that it is too light
+    while True:
+        head = np.flatnonzero(weights >= floor)
+        if floor == 0 or weights[head].sum() >= needed:
+            break
+        floor = floor * 1e-3 if floor > 1e-12 else 0.0
+    order = head[np.lexsort((head, -weights[head]))]
+    count = int(np.searchsorted(np.cumsum(weights[order]), needed)) + 1
+    return keep[np.sort(order[:count])]
+
+
+def scores_of(logits: np.ndarray, history: Sequence[int], sampling: Sampling) -> tuple[np.ndarray, np.ndarray | None]:
+    """Log-weights of p on its support: (float32 scores [n], ids [n] or None for all ids).
+
+    `logits` is one float32 row [V]; `history` are the tokens before it, earlier proposals included.
+    For temperature > 0; greedy needs no law.
+    """
+    scores = penalise(logits, history, sampling.repetition_penalty) / np.float32(sampling.temperature)
+    if sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0:
+        return scores, None
+    ids = truncate(scores, sampling)
+    return scores[ids], ids
+
+
+def draw(logits: np.ndarray, history: Sequence[int], sampling: Sampling, position: int) -> int:
+    """The target's token y at an absolute position: argmax_t [log p(t) + g(seed, position, t)].
+
+    At temperature 0, g = 0. The lowest id wins a tie. Source: the Gumbel coupling of
+    Daliri et al. (arXiv 2408.07978); it never looks at the drafter.
+    """
+    if sampling.temperature == 0:
+        return int(np.argmax(penalise(logits, history, sampling.repetition_penalty)))
+    scores, ids = scores_of(logits, history, sampling)
+    return draw_scores(scores, ids, sampling.seed, position)
+
+
+def draw_scores(scores: np.ndarray, ids: np.ndarray | None, seed: int, position: int) -> int:
+    """argmax of score + noise over the support; `ids` None means that index and id are the same.
+
+    Over a whole vocabulary the noise is evaluated only where it could win: with v = 1 - u,
+    -log(-log u) <= -log(v), so a cheap float32 bound rules out nearly every token.
+    """
+    if ids is not None:
+        noisy = scores.astype(np.float64) + gumbel(seed, position, ids)
+        return int(ids[np.argmax(noisy)])
+    h1 = high_words(seed, position, len(scores))
+    # v without its low word, which can only make it smaller and the bound larger.
+    bound = scores - np.log((~h1).astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-54))
+    second = keys(seed, position)[1]
+
+    def exact(where: np.ndarray) -> np.ndarray:
+        low = mix(h1[where] + second)
+        return np.asarray(scores[where].astype(np.float64) + gumbel_of(h1[where], low))
+
+    best = exact(np.array([np.argmax(bound)]))[0]
+    slack = 1e-3 + 1e-5 * abs(float(best))  # rounding of float32 in the bound
+    alive = np.flatnonzero(bound >= best - slack)
+    return int(alive[np.argmax(exact(alive))])
+
+
+def probabilities(logits: np.ndarray, history: Sequence[int], sampling: Sampling) -> np.ndarray:
+    """p itself, float64 [V], zero outside its support; one-hot at temperature 0."""
+    p = np.zeros(len(logits))
+    if sampling.temperature == 0:
+        p[draw(logits, history, sampling, 0)] = 1.0
+        return p
+    scores, ids = scores_of(logits, history, sampling)
+    weights = np.exp(scores.astype(np.float64) - float(scores.max()))
+    p[slice(None) if ids is None else ids] = weights / weights.sum()
+    return p

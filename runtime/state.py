@@ -1,0 +1,244 @@
+"""The state folder: what the device writes, so that a crash, a full disk or a second process costs nothing."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import fastjsonschema
+import platformdirs
+from filelock import FileLock
+
+from omnidraft.runtime.errors import OmniDraftError
+
+MARKER = "omnidraft-state.txt"
+LOCK = ".lock"
+MAX_BYTES = 64 << 20
+KEPT_ASIDE = 3
+LOCK_SECONDS = 10.0
+
+Payload = dict[str, Any]
+Key = dict[str, str | int | float | bool | None]
+
+
+class _Unusable(Exception):
+    """A document that must not be used. `label` becomes part of the name it is set aside under."""
+
+    def __init__(self, label: str, why: str) -> None:
+        super().__init__(why)
+        self.label = label
+
+
+def default_state_folder() -> Path:
+    """Where a user's state lives by the platform's convention (XDG state on Linux)."""
+    return platformdirs.user_state_path("omnidraft", appauthor=False)
+
+
+class State:
+    """Checksummed JSON documents in one folder, shared by any number of processes.
+
+    A document is {"schema": id, "key": {...}, "checksum": SHA-256 of the canonical payload, "payload": {...}}. Its
+    schema id `omnidraft-NAME/VERSION` names the file schemas/NAME.json, which describes the payload; its key says what
+    it depends on. Every write is a temporary file, fsync and rename under the folder's lock, so that a reader finds
+    the old or the new document, never a torn one. A document that does not check is set aside under another name,
+    reported in one line, and work goes on without it.
+
+    `folder` None keeps nothing: every load is None and every update does nothing. Raises OmniDraftError if the folder
+    cannot be written, or holds something else (`forget` empties it, so it must be ours alone).
+    """
+
+    def __init__(self, folder: Path | None, warn: Callable[[str], None]) -> None:
+        self.folder = folder
+        self.warn = warn
+        if folder is not None:
+            self._open(folder)
+
+    def load(self, relative: str, schema: str, key: Key) -> Payload | None:
+        """The payload of a document, or None where there is none that can be used."""
+        if self.folder is None:
+            return None
+        path = _inside(self.folder, relative)
+        try:
+            with self._lock():
+                return self._usable(path, schema, key)
+        except OSError as error:
+            self.warn(f"{path}: not read ({_reason(error)}); going on without it")
+            return None
+
+    def update(
+        self, relative: str, schema: str, key: Key, merge: Callable[[Payload | None], Payload]
+    ) -> Payload | None:
+        """Replace a document by `merge` of its payload (None where there is none) while no other process can.
+
+        Returns the payload written, or None if it could not be: one line says why, and the old document stands.
+        """
+        if self.folder is None:
+            return None
+        path = _inside(self.folder, relative)
+        try:
+            with self._lock():
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                payload = merge(self._usable(path, schema, key))
+                _payload_check(schema)(payload)
+                _write(path, _document(schema, key, payload))
+                return payload
+        except OSError as error:
+            self.warn(f"{path}: not saved ({_reason(error)}); free the disk, or use --state DIR or --no-state")
+            return None
+
+    def forget(self) -> None:
+        """Remove everything learned, with what was set aside. Raises OmniDraftError if something stays."""
+        if self.folder is None:
+            return
+        try:
+            with self._lock():
+                for folder, folders, files in os.walk(self.folder, topdown=False):
+                    here = Path(folder)
+                    for name in files:
+                        if here != self.folder or name not in (MARKER, LOCK):
+                            (here / name).unlink()
+                    for name in folders:
+                        inner = here / name
+                        if inner.is_symlink():
+                            inner.unlink()
+                        else:
+                            inner.rmdir()
+        except OSError as error:
+            raise OmniDraftError(
+                f"{error.filename or self.folder}: could not be removed ({_reason(error)}); delete {self.folder}"
+            ) from None
+
+    def _open(self, folder: Path) -> None:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            names = {entry.name for entry in folder.iterdir()}
+            if names - {LOCK} and MARKER not in names:
+                raise OmniDraftError(f"{folder}: holds files of something else; give --state DIR a folder of its own")
+            if MARKER not in names:
+                (folder / MARKER).write_text("What OmniDraft has learned on this device. Delete it at any time.\n")
+            with self._lock():
+                probe = folder / ".probe"
+                probe.touch()
+                probe.unlink()
+        except OSError as error:
+            raise OmniDraftError(
+                f"{folder}: not writable as a state folder ({_reason(error)}); use --state DIR or --no-state"
+            ) from None
+
+    def _lock(self) -> AbstractContextManager[object]:
+        """Take the folder's lock, free again when the context ends. Raises OSError if others keep it too long."""
+        assert self.folder is not None
+        return FileLock(self.folder / LOCK).acquire(timeout=LOCK_SECONDS, poll_interval=0.005)
+
+    def _usable(self, path: Path, schema: str, key: Key) -> Payload | None:
+        try:
+            return _read(path, schema, key)
+        except FileNotFoundError:
+            return None
+        except _Unusable as why:
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+            aside = path.with_name(f"{path.name}.{why.label}-{stamp}")
+            path.rename(aside)
+            for old in sorted(path.parent.glob(f"{path.name}.{why.label}-*"))[:-KEPT_ASIDE]:
+                old.unlink()
+            self.warn(f"{path}: {why}; set aside as {aside.name}, going on without it")
+            return None
+
+
+def _inside(folder: Path, relative: str) -> Path:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*", relative):
+        raise ValueError(f"{relative!r} is not the name of a document")
+    return folder / relative
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _document(schema: str, key: Key, payload: Payload) -> bytes:
+    text = _canonical(payload)
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    head = f'{{"schema":{json.dumps(schema)},"key":{_canonical(key)},"checksum":"{checksum}"'
+    return f'{head},\n"payload":{text}}}\n'.encode()
+
+
+@cache
+def _payload_check(schema: str) -> Callable[[Any], Any]:
+    """The check for payloads of one schema id. Raises ValueError for an id that no file here has."""
+    name = re.fullmatch(r"omnidraft-([a-z0-9-]+)/[0-9]+", schema)
+    if name is None:
+        raise ValueError(f"{schema!r} is not a schema id")
+    definition = json.loads((Path(__file__).parent / "schemas" / f"{name[1]}.json").read_text(encoding="utf-8"))
+    if definition.pop("$id") != schema:
+        raise ValueError(f"schemas/{name[1]}.json is not {schema}")
+    check: Callable[[Any], Any] = fastjsonschema.compile(definition)
+    return check
+
+
+def _read(path: Path, schema: str, key: Key) -> Payload:
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):  # a pipe would block, a link could lead anywhere
+        raise _Unusable("damaged", "not a regular file")
+    if status.st_size > MAX_BYTES:
+        raise _Unusable("damaged", f"damaged: {status.st_size} bytes, at most {MAX_BYTES} are read")
+    try:
+        document = json.loads(path.read_bytes(), parse_constant=_no_constant)
+        found = document["schema"], document["key"], document["checksum"], document["payload"]
+    except (ValueError, RecursionError, TypeError, LookupError):
+        raise _Unusable("damaged", "damaged: not a JSON document of OmniDraft") from None
+    found_schema, found_key, checksum, payload = found
+    if found_schema != schema:
+        raise _Unusable("damaged", f"damaged or of another version: schema {str(found_schema)[:80]!r}, not {schema!r}")
+    if not isinstance(found_key, dict) or checksum != hashlib.sha256(_canonical(payload).encode()).hexdigest():
+        raise _Unusable("damaged", "damaged: the checksum differs")
+    different = sorted(name for name in {*found_key, *key} if found_key.get(name) != key.get(name))
+    if different:
+        raise _Unusable("other-key", f"made for something else ({', '.join(different)[:120]} differs)")
+    try:
+        _payload_check(schema)(payload)
+    except fastjsonschema.JsonSchemaValueException as error:
+        raise _Unusable("damaged", f"damaged: {str(error)[:160]}") from None
+    usable: Payload = payload
+    return usable
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _write(path: Path, data: bytes) -> None:
+    if len(data) > MAX_BYTES:  # it would be refused when read
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    # One fixed name, written only under the lock: what a killed process left is replaced, nothing piles up.
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,57 @@
+"""Fixtures shared by the tests: the default pair, exported for real at every precision."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from omnidraft.runtime.calibration import least_rows
+from omnidraft.runtime.engine import Engine
+from omnidraft.runtime.options import Options
+from omnidraft.runtime.pair import Pair, load_pair
+from omnidraft.runtime.state import State
+
+ROOT = Path(__file__).parent.parent
+PRECISIONS = ("int8", "int4", "fp32")
+NOWHERE = State(None, lambda line: None)
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[str]:
+    lines = (Path(__file__).parent / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["prompt"] for line in lines]
+
+
+@pytest.fixture(scope="session")
+def bundle() -> Path:
+    """The shipped drafter with SmolLM2 at three precisions; quick once the conversions are cached."""
+    from omnidraft.export.pipeline import Order, export
+
+    class Quiet:
+        def plan(self, steps: int) -> None: ...
+        def step(self, what: str) -> None: ...
+        def note(self, text: str) -> None: ...
+
+    out = ROOT / "bundles" / "test"
+    export(Order("default", {"smollm2": "smollm2"}, out, PRECISIONS, "int8", threads=2), Quiet())
+    return out
+
+
+@dataclass
+class Loaded:
+    """A pair and its W₀, and engines on it that keep nothing."""
+
+    pair: Pair
+    w0: int | None
+
+    def engine(self, draft: str = "auto", state: State = NOWHERE, **options: str) -> Engine:
+        return Engine(self.pair, Options(draft, **options), state, self.w0)
+
+
+@pytest.fixture(scope="session")
+def loaded(bundle: Path) -> dict[str, Loaded]:
+    pairs = {precision: load_pair(bundle, "smollm2", precision) for precision in PRECISIONS}
+    return {precision: Loaded(pair, least_rows(pair, NOWHERE)) for precision, pair in pairs.items()}

@@ -1,0 +1,87 @@
+"""Imports point one way: which room may import which, and which packages reach a device."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DEVICE = {"numpy", "onnxruntime", "tokenizers", "jinja2", "fastjsonschema", "filelock", "platformdirs"}
+ROOMS = {
+    "runtime": set(),
+    "adapters": {"runtime"},
+    "models": set(),
+    "export": {"runtime", "models"},
+    "tools": {"runtime", "adapters", "models", "export"},
+}
+# What a room may import beside the standard library; None: anything.
+PACKAGES: dict[str, set[str] | None] = {
+    "runtime": DEVICE,
+    "adapters": DEVICE,
+    "models": set(),
+    "export": None,
+    "tools": None,
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file names, wherever in the file; relative imports are not used here."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+def sources() -> list[Path]:
+    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    for module in imports(path):
+        top, *rest = module.split(".")
+        if top == "omnidraft":
+            assert rest and rest[0] in ROOMS[room] | {room}, f"{room} may not import {module}"
+        elif PACKAGES[room] is not None and top not in sys.stdlib_module_names:
+            assert top in (PACKAGES[room] or set()), f"{room} may not import {module}"
+
+
+def test_torch_lives_in_export_and_training_only() -> None:
+    users = {
+        str(p.relative_to(ROOT)) for p in sources() if {m.split(".")[0] for m in imports(p)} & {"torch", "transformers"}
+    }
+    assert users, "the check is vacuous"
+    assert all(user.startswith("export/") or user == "tools/train_drafter.py" for user in users)
+
+
+def test_algorithm_modules_do_no_io() -> None:
+    pure = (
+        "noise",
+        "sampling",
+        "drafting",
+        "verification",
+        "paper",
+        "translation",
+        "trie",
+        "ngram_cache",
+        "stop",
+        "clock",
+    )
+    forbidden = {"os", "io", "pathlib", "onnxruntime", "subprocess", "socket", "json"}
+    for name in pure:
+        assert not imports(ROOT / "runtime" / f"{name}.py") & forbidden, name
+
+
+def test_files_stay_readable() -> None:
+    long = {
+        str(p.relative_to(ROOT)): n for p in sources() if (n := len(p.read_text(encoding="utf-8").splitlines())) > 330
+    }
+    assert not long, f"files over 330 lines: {long}"

@@ -1,0 +1,1 @@
+"""The omnidraft command, one module per verb."""

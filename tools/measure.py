@@ -1,0 +1,133 @@
+"""The measuring behind the bench: interleaved runs of several engines, summed up per task."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from omnidraft.runtime.engine import Engine
+from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.report import Report
+from omnidraft.runtime.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the bench. Speeds and times are medians over prompts; rates are weighted by their counts.
+
+    `speedup`: median over prompts of tokens per second against the first row on the same prompt.
+    `same_text`: prompts whose tokens equal plain decoding's at W₀ rows; None where that is not promised.
+    `peak_rss`: largest resident memory of the whole process so far, bytes. Times are seconds.
+    """
+
+    task: str
+    row: str
+    precision: str
+    n: int
+    tokens_per_second: float
+    speedup: float
+    acceptance_rate: float | None
+    tokens_per_verify: float | None
+    ngram_use: float | None
+    coverage: float | None
+    time_to_first_token: float
+    overhead_ms: float | None
+    same_text: int | None
+    peak_rss: int
+    phases: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def read_prompts(path: Path, n: int) -> dict[str, list[str]]:
+    """The first `n` prompts of each task of a JSONL file. Raises OmniDraftError naming file and line."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OmniDraftError(f"{path}: cannot be read ({error}); give a JSONL file of prompts") from None
+    tasks: dict[str, list[str]] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            prompt, task = row["prompt"], str(row.get("task", "prompts"))
+            if not isinstance(prompt, str) or not prompt.strip():
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise OmniDraftError(f'{path}:{number}: not a JSON object with a text under "prompt"') from None
+        texts = tasks.setdefault(task, [])
+        if len(texts) < n:
+            texts.append(prompt)
+    if not tasks:
+        raise OmniDraftError(f"{path}: has no prompts")
+    return tasks
+
+
+def measure(
+    engines: dict[str, Engine],
+    task: str,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    max_new_tokens: int,
+    advance: Callable[[], None],
+) -> list[Row]:
+    """Run every prompt through every engine, which one first changing from prompt to prompt.
+
+    The first engine is what speed-ups are against; the first exact one is what texts are against.
+    """
+    reports: dict[str, list[Report]] = {name: [] for name in engines}
+    order = list(engines)
+    for i, prompt in enumerate(prompts):
+        turn = i % len(order)
+        for name in order[turn:] + order[:turn]:
+            arguments: dict[str, Any] = {"sampling": sampling, "max_new_tokens": max_new_tokens}
+            reports[name].append(engines[name].generate(prompt, **arguments))
+            advance()
+    baseline = reports[order[0]]
+    exact = next((reports[name] for name in order if reports[name][0].lossless == "exact"), None)
+    return [_row(task, name, reports[name], baseline, exact) for name in order]
+
+
+def _row(task: str, name: str, mine: list[Report], baseline: list[Report], exact: list[Report] | None) -> Row:
+    pairs = [(r, b) for r, b in zip(mine, baseline, strict=True) if r.tokens_per_second and b.tokens_per_second]
+    promised = exact is not None and mine[0].lossless == "exact" and mine[0].verification == "coupled"
+    overheads = [r.overhead_ms for r in mine if r.overhead_ms is not None]
+    return Row(
+        task=task,
+        row=name,
+        precision=mine[0].precision,
+        n=len(mine),
+        tokens_per_second=median([r.tokens_per_second or 0.0 for r, _ in pairs] or [0.0]),
+        speedup=median([(r.tokens_per_second or 0.0) / (b.tokens_per_second or 1.0) for r, b in pairs] or [0.0]),
+        acceptance_rate=_weighted(mine, "accepted", "proposed"),
+        tokens_per_verify=_weighted(mine, "emitted", "passes") if mine[0].draft_length else None,
+        ngram_use=_weighted(mine, "merges", "proposed"),
+        coverage=_weighted(mine, "translated", "drawn"),
+        time_to_first_token=median(r.time_to_first_token for r in mine),
+        overhead_ms=median(overheads) if overheads else None,
+        same_text=sum(r.tokens == e.tokens for r, e in zip(mine, exact, strict=True)) if promised and exact else None,
+        peak_rss=_peak_rss(),
+        phases={phase: sum(r.phases[phase] for r in mine) for phase in mine[0].phases},
+    )
+
+
+def _weighted(reports: list[Report], part: str, whole: str) -> float | None:
+    total = sum(r.counts[whole] for r in reports)
+    return sum(r.counts[part] for r in reports) / total if total else None
+
+
+def _peak_rss() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,37 @@
+"""Options that several verbs share, each described once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder made by omnidraft export.")]
+Target = Annotated[str | None, typer.Option(help="Which target of the bundle. [default: the first]")]
+Precision = Annotated[str | None, typer.Option(help="fp32, int8 or int4. [default: the target's first]")]
+DraftLength = Annotated[str, typer.Option("--draft", help="auto, off, or a draft length from 1 to 16.")]
+Lossless = Annotated[
+    str, typer.Option(help="exact: text equals plain decoding bit for bit. near: one-row passes allowed.")
+]
+Verification = Annotated[
+    str, typer.Option(help="coupled, or paper: the paper's rule, for comparison; biased when sampling.")
+]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopP = Annotated[float, typer.Option(help="Nucleus; 1 is off.")]
+TopK = Annotated[int, typer.Option(help="Heaviest tokens to draw from; 0 is off.")]
+MinP = Annotated[float, typer.Option(help="Least probability relative to the heaviest token; 0 is off.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="1 is off.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the draws. [default: a new one each time]")]
+MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to emit.")]
+Threads = Annotated[int, typer.Option(min=0, max=256, help="Threads of the target; 0: as many as cores, up to 4.")]
+StateFolder = Annotated[
+    Path | None, typer.Option("--state", help="Folder for what is learned. [default: the platform's state folder]")
+]
+NoState = Annotated[bool, typer.Option("--no-state", help="Read and write no state.")]
+
+
+def warn(line: str) -> None:
+    """One line on the error stream, apart from the text that a verb prints."""
+    print(f"omnidraft: {line}", file=sys.stderr)

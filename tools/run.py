@@ -1,0 +1,116 @@
+"""omnidraft run: one prompt, one streamed answer, one line about how it went."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from omnidraft.tools import options as o
+
+if TYPE_CHECKING:
+    from omnidraft.runtime.report import Report
+
+
+def run(
+    bundle: o.BundlePath,
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads standard input.")],
+    target: o.Target = None,
+    precision: o.Precision = None,
+    draft: o.DraftLength = "auto",
+    temperature: o.Temperature = 0.0,
+    top_p: o.TopP = 1.0,
+    top_k: o.TopK = 0,
+    min_p: o.MinP = 0.0,
+    repetition_penalty: o.RepetitionPenalty = 1.0,
+    seed: o.Seed = None,
+    max_new_tokens: o.MaxNewTokens = 256,
+    stop: Annotated[list[str] | None, typer.Option(help="Text to stop before; may be given several times.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as text, without the chat template.")] = False,
+    lossless: o.Lossless = "exact",
+    verification: o.Verification = "coupled",
+    threads: o.Threads = 0,
+    state: o.StateFolder = None,
+    no_state: o.NoState = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs where, and where the time went.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
+) -> None:
+    """Answer one prompt."""
+    from omnidraft.runtime.engine import Engine
+    from omnidraft.runtime.errors import OmniDraftError
+    from omnidraft.runtime.options import Options
+    from omnidraft.runtime.sampling import Sampling
+    from omnidraft.runtime.state import State, default_state_folder
+
+    if no_state and state is not None:
+        raise OmniDraftError("--state and --no-state exclude each other; give one of them")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    seed = secrets.randbits(32) if seed is None else seed
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    options = Options(draft, lossless, verification)
+    folder = None if no_state else state or default_state_folder()
+    engine = Engine.open(bundle, target, precision, options, State(folder, o.warn), threads, o.warn)
+    interrupted = False
+    try:
+        with closing(engine.stream(text, sampling, max_new_tokens, stop or (), raw)) as stream:
+            for chunk in stream:
+                if not as_json:
+                    sys.stdout.write(chunk.text)
+                    sys.stdout.flush()
+    except KeyboardInterrupt:
+        interrupted = True
+    report = engine.report
+    if report is not None:
+        _close(report, as_json, verbose)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _close(report: Report, as_json: bool, verbose: bool) -> None:
+    if as_json:
+        print(json.dumps(report.as_dict(), ensure_ascii=False))
+        return
+    print(flush=True)
+    print(summary(report), file=sys.stderr)
+    if verbose:
+        for line in details(report):
+            print(line, file=sys.stderr)
+
+
+def summary(report: Report) -> str:
+    """The closing line: tokens, speed, acceptance, and which promise held."""
+    parts = [f"{report.completion_tokens} tokens"]
+    if report.tokens_per_second is not None:
+        parts.append(f"{report.tokens_per_second:.1f} tokens/s")
+    if report.acceptance_rate is not None:
+        parts.append(f"acceptance rate {report.acceptance_rate:.2f}")
+    if report.tokens_per_verify is not None and report.draft_length:
+        parts.append(f"{report.tokens_per_verify:.2f} tokens per verify")
+    parts.append(f"draft {report.draft}" if report.draft == "off" else f"draft k = {report.draft_length}")
+    promise = "near (text may differ from plain decoding)" if report.lossless == "near" else "exact"
+    parts.append("paper's rule (biased when sampling)" if report.verification == "paper" else promise)
+    return " · ".join(parts)
+
+
+def details(report: Report) -> list[str]:
+    """Where it ran, what it cost, phase by phase."""
+    phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.phases.items())
+    lines = [
+        f"target {report.target} ({report.precision}) on {report.providers['target']}"
+        + (f", drafter on {report.providers['drafter']}" if "drafter" in report.providers else ", no drafter"),
+        f"finished: {report.finish_reason}; {report.prompt_tokens} prompt tokens, "
+        f"{report.context_used:.1%} of the context used; seed {report.seed}",
+        f"time to first token {report.time_to_first_token:.3f} s; seconds by phase: {phases}",
+    ]
+    if report.overhead_ms is not None:
+        lines.append(f"a round spends {report.overhead_ms:.2f} ms outside the models (median)")
+    if report.coverage is not None and report.ngram_use is not None:
+        lines.append(
+            f"coverage {report.coverage:.2f}, n-gram use {report.ngram_use:.2f}"
+            + (f", n-gram acceptance {report.ngram_acceptance:.2f}" if report.ngram_acceptance is not None else "")
+        )
+    return lines
