@@ -53,6 +53,7 @@ class DraftContext:
         self._tail += b"".join(pieces)
         self._ids[self._tail_start :] = spelled
         self._rows.clear()
+        self._forget_respelled()
         ends = [0]
         for token in spelled:
             ends.append(ends[-1] + len(self._tokens.bytes_of[token] or b""))
@@ -81,11 +82,17 @@ class DraftContext:
     def _common(self, wanted: list[int]) -> int:
         """How many fed tokens can stay; the last wanted one is always fed again for its logits."""
         most = min(len(self._fed), len(wanted) - 1)
-        start = min(self._tail_start, most)  # settled tokens never change
-        for i in range(start, most):
+        for i in range(min(len(self._ids), most), most):  # up to there, `_forget_respelled` has compared
             if self._fed[i] != wanted[i]:
                 return i
         return most
+
+    def _forget_respelled(self) -> None:
+        """Drop fed tokens from the first one on that the tail now spells otherwise."""
+        for i in range(self._tail_start, min(len(self._fed), len(self._ids))):
+            if self._fed[i] != self._ids[i]:
+                del self._fed[i:]
+                break
 
     def _settle(self, ends: list[int]) -> None:
         """Move the tail to the last boundary: a space behind a non-space, at a border of draft tokens."""

@@ -143,7 +143,8 @@ def prefill(decoder: Decoder, ids: Sequence[int], chunk: int, least: int) -> np.
 
     The chunks depend on the prompt's length only, and none has fewer than `least` rows (the last
     takes rows from the one before, a prompt of one token gets a pad row that is then forgotten):
-    a one-row attention block would take another kernel (DESIGN.md, two-row rule).
+    a one-row attention block would take another kernel (DESIGN.md, two-row rule). Needs
+    chunk ≥ 2 · least, so that the chunk that gives rows away keeps enough.
     """
     ids = list(ids)
     starts = list(range(0, len(ids), chunk))

@@ -54,7 +54,7 @@ def test_logits_are_those_of_a_fresh_context(loaded: dict[str, Loaded]) -> None:
     fresh = make(loaded["int8"])
     fresh.commit([data])
     for row, path in zip(rows, ((), (5,), (5, 6), (9,)), strict=True):
-        np.testing.assert_allclose(row, fresh.logits(path), atol=0.2)  # int8 kernels differ by width
+        np.testing.assert_allclose(row, fresh.logits(path), atol=0.1)  # kernels differ by width
         assert int(row.argmax()) == int(fresh.logits(path).argmax())
 
 
@@ -79,21 +79,27 @@ def test_text_longer_than_the_window_slides(loaded: dict[str, Loaded]) -> None:
 
 
 def test_acceptance_is_not_below_teacher_forced_accuracy(loaded: dict[str, Loaded], prompts: list[str]) -> None:
-    """Following the text round by round costs the drafter nothing against reading it whole (k = 1)."""
-    pair, right, total, accepted, proposed = loaded["int8"], 0, 0, 0, 0
+    """Following the text round by round costs the drafter nothing against reading it whole (k = 1).
+
+    Compared at the positions where a round began: after an accepted proposal the bonus token is not
+    proposed, so a run at k = 1 visits more of the hard positions than a walk over all of them.
+    """
+    pair, right, accepted, proposed = loaded["int8"], 0, 0, 0
     assert pair.pair.drafter is not None and pair.pair.vocabulary is not None
     engine = Engine(pair.pair, Options("1", mode=Mode.STATIC), NOWHERE, pair.w0)
     translation, drafter = Translation(pair.pair.vocabulary, Mode.STATIC), pair.pair.drafter
-    for prompt in prompts[:10]:
-        report = engine.generate(prompt, sampling=Sampling(), max_new_tokens=64)
-        accepted, proposed = accepted + report.counts["accepted"], proposed + report.counts["proposed"]
+    for prompt in [*prompts[:4], *prompts[10:24:2]]:
+        chunks = [chunk for chunk in engine.stream(prompt, Sampling(), 64) if chunk.token >= 0]
         prefix = drafter.prompts.chat([{"role": "user", "content": prompt}])
-        pieces = [pair.pair.target.tokens.bytes_of[t] or b"" for t in report.tokens]
-        for i in range(1, len(report.tokens)):
+        pieces = [pair.pair.target.tokens.bytes_of[chunk.token] or b"" for chunk in chunks]
+        i = 1
+        while i < len(chunks):
             context = DraftContext(drafter.decoder, drafter.tokens, drafter.info.context, prefix)
             context.commit([b"".join(pieces[:i])])
             made = draft(context, translation, Sampling(), i, 1, pair.pair.target.info.stop_ids)
-            right += made.tokens[:1] == [report.tokens[i]]
-            total += 1
-    assert total > 300
-    assert accepted / proposed >= right / total - 0.02, (accepted / proposed, right / total)
+            right += made.tokens[:1] == [chunks[i].token]
+            accepted += chunks[i].from_draft
+            proposed += 1
+            i += 2 if chunks[i].from_draft else 1
+    assert proposed > 300
+    assert accepted / proposed >= right / proposed - 0.02, (accepted, right, proposed)

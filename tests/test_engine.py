@@ -19,6 +19,7 @@ from omnidraft.runtime.translation import Mode
 
 pytestmark = pytest.mark.model
 QUESTION = "How many legs do three cats have? Explain."
+STORY = "Tell me a very long story about three cats and their legs."
 GREEDY = Sampling()
 
 
@@ -27,8 +28,8 @@ def engine(loaded: dict[str, Loaded]) -> Engine:
     return loaded["int8"].engine("3")
 
 
-def test_the_model_makes_sense(engine: Engine) -> None:
-    report = engine.generate("What is the capital of France?", sampling=GREEDY, max_new_tokens=40)
+def test_the_model_makes_sense(loaded: dict[str, Loaded]) -> None:
+    report = loaded["fp32"].engine("3").generate("What is the capital of France?", sampling=GREEDY, max_new_tokens=40)
     assert "Paris" in report.text
     assert report.finish_reason == "stop"
 
@@ -60,7 +61,7 @@ def test_stop_string_ends_both_ways_alike(loaded: dict[str, Loaded]) -> None:
 
 def test_counts_stop_where_the_text_stops(loaded: dict[str, Loaded]) -> None:
     """What was proposed behind a stop is neither text nor count."""
-    report = loaded["int8"].engine("8").generate("What is the capital of France?", sampling=GREEDY, max_new_tokens=40)
+    report = loaded["fp32"].engine("8").generate("What is the capital of France?", sampling=GREEDY, max_new_tokens=40)
     assert report.finish_reason == "stop"
     assert report.counts["emitted"] == report.completion_tokens == len(report.tokens)
     assert report.counts["accepted"] < report.completion_tokens
@@ -129,14 +130,14 @@ def test_online_cache_learns_merges_from_cold(loaded: dict[str, Loaded]) -> None
 
 def test_cancelled_stream_keeps_what_was_learned(loaded: dict[str, Loaded], tmp_path: Path) -> None:
     engine = loaded["int8"].engine("2", State(tmp_path, print))
-    with closing(engine.stream(QUESTION, GREEDY, 60)) as stream:
+    with closing(engine.stream(STORY, GREEDY, 60)) as stream:
         for i, _ in enumerate(stream):
             if i == 30:
                 break
     assert engine.report is not None and engine.report.finish_reason == "cancelled"
     assert list(tmp_path.rglob("ngram_cache.json"))
-    again = engine.generate(QUESTION, sampling=GREEDY, max_new_tokens=31)
-    assert again.tokens == engine.generate(QUESTION, sampling=GREEDY, max_new_tokens=31).tokens
+    again = engine.generate(STORY, sampling=GREEDY, max_new_tokens=31)
+    assert again.tokens == engine.generate(STORY, sampling=GREEDY, max_new_tokens=31).tokens
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,7 +63,9 @@ def bench(
             for task, texts in tasks.items():
                 bar = progress.add_task(task, total=len(texts) * len(engines))
                 rows += measure(engines, task, texts, sampling, max_new_tokens, lambda: progress.advance(bar))  # noqa: B023
-    console.print(_table(rows, sampling))
+    for table in _tables(rows, sampling):
+        console.print(table)
+    console.print(LEGEND)
     for row in rows:
         if row.same_text is not None and row.same_text < row.n:
             o.warn(f"{row.task}, {row.row}, {row.precision}: text equal to plain for {row.same_text} of {row.n} only")
@@ -91,7 +95,7 @@ def make_rows(
     options = {
         "plain, 1 row": Options("off", "near"),
         f"plain, {w0 or 1} rows": Options("off"),
-        "direct map (SpD_DM)": Options(draft, "exact", verification, Mode.DIRECT),
+        "direct map only": Options(draft, "exact", verification, Mode.DIRECT),
         "+ online cache": Options(draft, "exact", verification, Mode.ONLINE),
         "+ static map": Options(draft, "exact", verification, Mode.STATIC),
         "static + online": Options(draft, "exact", verification, Mode.FULL),
@@ -99,26 +103,29 @@ def make_rows(
     return {row: Engine(pair, chosen, nowhere, w0) for row, chosen in options.items()}
 
 
-def _table(rows: list[Row], sampling: Sampling) -> Any:
+def _tables(rows: list[Row], sampling: Sampling) -> Iterator[Any]:
+    """One table for each task and precision, narrow enough for a terminal of 80 columns."""
     from rich.table import Table
 
     how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
-    table = Table(title=f"{how}; speed-up against plain decoding with 1-row passes", title_justify="left")
-    table.add_column("task")
-    table.add_column("row")
-    for column in ("precision", "n", "tokens/s", "speed-up", "acceptance", "per verify", "n-gram use", "coverage"):
-        table.add_column(column, justify="right")
-    table.add_column("same text", justify="right")
-    for row in rows:
-        figures = (row.acceptance_rate, row.tokens_per_verify, row.ngram_use, row.coverage)
-        table.add_row(
-            row.task,
-            row.row,
-            row.precision,
-            str(row.n),
-            f"{row.tokens_per_second:.1f}",
-            f"{row.speedup:.2f}",
-            *("-" if figure is None else f"{figure:.2f}" for figure in figures),
-            "-" if row.same_text is None else f"{row.same_text}/{row.n}",
-        )
-    return table
+    for (task, precision), group in groupby(rows, lambda row: (row.task, row.precision)):
+        table = Table(title=f"{task}: {precision}, {how}", title_justify="left")
+        table.add_column("row", no_wrap=True)
+        for column in ("tokens/s", "speed-up", "accept", "/verify", "n-gram", "cover", "equal"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in group:
+            figures = (row.acceptance_rate, row.tokens_per_verify, row.ngram_use, row.coverage)
+            table.add_row(
+                row.row,
+                f"{row.tokens_per_second:.1f}",
+                f"{row.speedup:.2f}",
+                *("-" if figure is None else f"{figure:.2f}" for figure in figures),
+                "-" if row.same_text is None else f"{row.same_text}/{row.n}",
+            )
+        yield table
+
+
+LEGEND = (
+    "speed-up: against plain decoding with 1-row passes, median over prompts. accept: acceptance rate; "
+    "/verify: tokens per verify; n-gram: n-gram use; cover: coverage; equal: texts equal to plain decoding."
+)

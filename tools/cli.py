@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import typer
 
@@ -12,6 +16,8 @@ from omnidraft.tools.export import export
 from omnidraft.tools.run import run
 from omnidraft.tools.show import show
 
+VERBS = (export, run, show, bench)
+
 app = typer.Typer(
     help="On-device speculative decoding: one small drafter for every target model.",
     no_args_is_help=True,
@@ -19,24 +25,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (export, run, show, bench):
-    app.command()(verb)
+
+
+def guarded(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb, ending with one line and status 1 for an OmniDraftError, 130 for Ctrl-C."""
+
+    @wraps(verb)
+    def run_verb(**arguments: Any) -> None:
+        try:
+            verb(**arguments)
+        except OmniDraftError as error:
+            print(f"omnidraft: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            print("omnidraft: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # The reader of a pipe is gone; Python would complain again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+
+    return run_verb
+
+
+for verb in VERBS:
+    app.command(verb.__name__.replace("_", "-"))(guarded(verb))
 
 
 def main() -> None:
-    """Run the command line; an OmniDraftError becomes one line and status 1, Ctrl-C status 130."""
-    try:
-        app()
-    except OmniDraftError as error:
-        print(f"omnidraft: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("omnidraft: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of a pipe is gone; Python would complain again when it flushes at exit.
-        sys.stderr.close()
-        sys.exit(141)
+    """Run the command line."""
+    app()
 
 
 if __name__ == "__main__":

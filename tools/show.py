@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from omnidraft.tools import options as o
+
+if TYPE_CHECKING:
+    from omnidraft.runtime.bundle import ModelInfo
 
 
 def show(
@@ -26,31 +29,25 @@ def show(
         return
     console = Console()
     table = Table(title=str(bundle), title_justify="left")
-    for column in ("model", "architecture", "precision", "MB", "vocabulary", "context", "top-1", "greedy", "licence"):
+    for column in ("model", "precision", "MB", "vocabulary", "context", "top-1", "greedy"):
         table.add_column(column, justify="right" if column in ("MB", "vocabulary", "context", "top-1") else "left")
-
-    def add(label: str, model: object, info: object, parity: dict[str, object], precision: str) -> None:
-        size = sum(opened.files[name]["size"] for name in opened.folder_files(str(model))) / 1e6
-        agreement = parity.get("top1_agreement")
-        table.add_row(
-            label,
-            getattr(info, "architecture", ""),
-            precision,
-            f"{size:.1f}",
-            str(getattr(info, "vocabulary", "")),
-            str(getattr(info, "context", "")),
-            f"{agreement:.3f}" if isinstance(agreement, float) else "-",
-            "equal" if parity.get("greedy_equal") else "differs",
-            getattr(info, "license", ""),
-        )
 
     drafter = opened.drafter
     learns = "learns" if drafter.trainable else "cannot learn"
-    add(f"drafter ({learns})", drafter.model, drafter, drafter.parity, drafter.precision)
+    lines: list[tuple[str, ModelInfo, str, str, dict[str, Any]]] = [
+        (f"drafter ({learns})", drafter, drafter.model, drafter.precision, drafter.parity)
+    ]
     for name, target in opened.targets.items():
-        for graph in target.graphs:
-            add(f"target {name}", graph.model, target, graph.parity, graph.precision)
+        lines += [(f"target {name}", target, graph.model, graph.precision, graph.parity) for graph in target.graphs]
+    for label, info, model, precision, parity in lines:
+        size = sum(opened.files[name]["size"] for name in opened.folder_files(model)) / 1e6
+        sizes = (f"{size:.1f}", str(info.vocabulary), str(info.context))
+        equal = "equal" if parity["greedy_equal"] else "differs"
+        table.add_row(label, precision, *sizes, f"{parity['top1_agreement']:.3f}", equal)
     console.print(table)
+    described: dict[str, ModelInfo] = {"drafter": drafter, **opened.targets}
+    for label, info in described.items():
+        console.print(f"{label}: {info.architecture}, from {info.source['name']}, licence {info.license}")
     console.print(
         "top-1 and greedy: agreement with the source checkpoint on the parity gate's text. "
         f"Exported {opened.created} with " + ", ".join(f"{k} {v}" for k, v in opened.tools.items())

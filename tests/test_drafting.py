@@ -1,0 +1,111 @@
+"""q̂ moves the drafter's mass to target tokens and loses none; proposals are what q̂ says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnidraft.runtime.drafting import choose, draft, law, softmax
+from omnidraft.runtime.sampling import Sampling
+from omnidraft.runtime.translation import Kind, Mode, Translation
+from omnidraft.runtime.vocabulary import VocabularyMap
+
+
+class Fixed:
+    """The same logits behind every path of draft tokens, or a table of them."""
+
+    def __init__(self, *rows: list[float]) -> None:
+        self.rows = [np.array(row, np.float32) for row in rows]
+        self.asked: list[tuple[int, ...]] = []
+
+    def logits(self, path: tuple[int, ...]) -> np.ndarray:
+        self.asked.append(path)
+        return self.rows[min(len(path), len(self.rows) - 1)]
+
+
+@given(text=st.text("abc", max_size=6), temperature=st.sampled_from([0.3, 0.7, 1.0, 2.0]))
+@settings(max_examples=200)
+def test_no_mass_is_lost_and_none_is_negative(text: str, temperature: float) -> None:
+    """All draft tokens of the toy are mapped, so q̂ sums to 1 whatever merges it holds."""
+    model = toy.nested()
+
+    class Behind:
+        def logits(self, path: tuple[int, ...]) -> np.ndarray:
+            return model.draft_logits(text + "".join(model.drafts[d] for d in path))
+
+    q = softmax(Behind().logits(()), temperature)
+    q_hat = law(Behind(), model.translation, (), q, temperature)
+    assert q_hat.masses.min() >= 0
+    assert q_hat.masses.sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_worked_example_has_the_law_derived_by_hand() -> None:
+    model = toy.worked_example()
+
+    class Behind:
+        def logits(self, path: tuple[int, ...]) -> np.ndarray:
+            return model.draft_logits("".join(model.drafts[d] for d in path))
+
+    q_hat = law(Behind(), model.translation, (), softmax(Behind().logits(()), 1.0), 1.0)
+    by_token = {model.targets[t]: m for t, m in zip(q_hat.ids.tolist(), q_hat.masses.tolist(), strict=True)}
+    assert by_token == pytest.approx({"f": 0.06, "la": 0.1, "g": 0.3, "fla": 0.54}, abs=1e-6)
+
+
+def test_twins_add_their_mass() -> None:
+    """Two draft tokens begin with target 0: together they outweigh the likeliest single draft token."""
+    translation = Translation(VocabularyMap([(0, 1), (0, 2), (3,)], [(), (), (), (2,)]))
+    made = draft(Fixed([1.0, 0.9, 1.2]), translation, Sampling(), 0, 2, ())
+    assert [(p.token, p.kind, p.path) for p in made.proposals] == [(0, Kind.SPLIT, ()), (1, Kind.SPLIT, (0,))]
+
+
+def test_a_head_left_alone_is_not_followed_by_what_would_have_merged() -> None:
+    """0·1 -> 2 loses to 0 alone, so 1 cannot come next, though it is the likeliest."""
+    translation = Translation(VocabularyMap([(0,), (1,), (3,)], [(0,), (1,), (0, 1), (2,)]))
+    made = draft(Fixed([5.0, 0.0, 0.0], [0.5, 0.6, 0.4]), translation, Sampling(), 0, 2, ())
+    assert made.tokens[0] == 0
+    assert made.tokens[1] != 1
+
+
+def test_nothing_mapped_means_nothing_proposed_and_is_counted() -> None:
+    translation = Translation(VocabularyMap([(), ()], [()]))
+    made = draft(Fixed([0.0, 1.0]), translation, Sampling(), 0, 3, ())
+    assert (made.proposals, made.drawn, made.translated) == ([], 1, 0)
+
+
+def test_drafting_stops_behind_an_end_token() -> None:
+    translation = Translation(VocabularyMap([(0,), (1,)], [(0,), (1,)]))
+    assert draft(Fixed([0.0, 1.0]), translation, Sampling(), 0, 5, (1,)).tokens == [1]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_modes_use_what_they_say(mode: Mode) -> None:
+    vocabulary = VocabularyMap([(0,), (1,), (2, 0)], [(0,), (1,), (), (0, 1)])
+    translation = Translation(vocabulary, mode)
+    assert bool(translation.merges) == mode.static
+    assert (translation.pieces[2] == (2, 0)) == mode.static
+    assert translation.pieces[0] == (0,)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 1000))
+def test_drawn_proposal_uses_the_targets_noise(seed: int, position: int) -> None:
+    """If q̂ is p, the drawn x is the y that the target will draw."""
+    model = toy.worked_example()
+    sampling = Sampling(1.0, seed=seed)
+    q_hat = law(_Table(model), model.translation, (), softmax(_Table(model).logits(()), 1.0), 1.0)
+    p = np.zeros(4)
+    p[q_hat.ids] = q_hat.masses
+    from omnidraft.runtime.sampling import draw_scores
+
+    y = draw_scores(np.log(p), None, seed, position)
+    assert q_hat.ids[choose(q_hat, sampling, position)] == y
+
+
+class _Table:
+    def __init__(self, model: toy.Toy) -> None:
+        self.model = model
+
+    def logits(self, path: tuple[int, ...]) -> np.ndarray:
+        return self.model.draft_logits("".join(self.model.drafts[d] for d in path))
