@@ -126,12 +126,12 @@ def _check() -> Any:
     return fastjsonschema.compile(schema)
 
 
-def parse_manifest(text: str, path: Path) -> dict[str, Any]:
+def parse_manifest(text: str | bytes, path: Path) -> dict[str, Any]:
     """A manifest that fits its schema. Raises OmniDraftError naming the part that does not."""
     try:
         manifest = json.loads(text)
         _check()(manifest)
-    except ValueError as error:  # JSONDecodeError and JsonSchemaValueException are both ValueErrors
+    except ValueError as error:  # of decoding, JSON and schema alike
         raise OmniDraftError(f"{path}: not a manifest of an OmniDraft bundle: {error}") from None
     return manifest
 
@@ -146,7 +146,7 @@ def open_bundle(path: Path) -> Bundle:
         raise OmniDraftError(f"{path}: no such bundle; make one with: omnidraft export --out {path}")
     if not source.is_file():
         raise OmniDraftError(f"{path}: not a bundle, it has no {MANIFEST}; make one with: omnidraft export")
-    manifest = parse_manifest(source.read_text(encoding="utf-8"), source)
+    manifest = parse_manifest(source.read_bytes(), source)
     root = path.resolve()
     for name in manifest["files"]:
         file = (path / name).resolve()

@@ -80,7 +80,7 @@ def encode_prompt(
     now = datetime.now()  # one clock for all renderings
     plain = template.render(messages, add_generation_prompt, now)
     if not special:
-        return [_utf8(plain)] if plain else []
+        return [utf8(plain)] if plain else []
     names = sorted(special, key=len, reverse=True)
     whole = "|".join(re.escape(name) for name in names)
     heads = "|".join(sorted({re.escape(name[0]) for name in names}))
@@ -92,7 +92,7 @@ def encode_prompt(
         if text.replace(guard, "") == plain:
             pieces = re.split(f"({whole})", text)
             return [
-                special[piece] if index % 2 else _utf8(piece.replace(guard, ""))
+                special[piece] if index % 2 else utf8(piece.replace(guard, ""))
                 for index, piece in enumerate(pieces)
                 if piece
             ]
@@ -125,7 +125,8 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
+    """The bytes of a prompt's text. Raises OmniDraftError for half a surrogate pair."""
     try:
         return text.encode("utf-8", "surrogateescape")  # bytes of a command line that were not UTF-8
     except UnicodeEncodeError:

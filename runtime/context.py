@@ -39,6 +39,11 @@ class DraftContext:
         """The context in draft tokens (a copy)."""
         return list(self._ids)
 
+    @property
+    def room(self) -> int:
+        """The longest path behind the context that the drafter's window holds."""
+        return self._limit - len(self._ids)
+
     def commit(self, pieces: Sequence[bytes]) -> list[tuple[int, ...]]:
         """Append the bytes of newly emitted target tokens; the rows of `logits` are void afterwards.
 

@@ -48,6 +48,7 @@ class Decoder:
         self.lora_names = tuple(i.name for i in self._session.get_overridable_initializers() if ".lora_" in i.name)
         self._past = {n: tuple(i.shape[d] for d in (1, 3)) for n, i in inputs.items() if n.startswith("past_key")}
         self._hidden_size = int(outputs["hidden_states"].shape[-1]) if "hidden_states" in outputs else 0
+        self.owner: object = None  # whose rows the buffer holds
         self._adapter: dict[str, ort.OrtValue] = {}
         self._outputs: dict[int, tuple[np.ndarray, Any, np.ndarray | None, Any]] = {}
         self.hidden: np.ndarray | None = None

@@ -21,6 +21,11 @@ DEEPEST = 16  # draft tokens of one merge
 class DraftModel(Protocol):
     """Next-token logits, float32 [V_draft], behind the context and a path of draft tokens."""
 
+    @property
+    def room(self) -> int:
+        """The longest path that fits the model's window."""
+        ...
+
     def logits(self, path: tuple[int, ...]) -> np.ndarray:
         """The row for `path`, which stays valid until the context changes."""
         ...
@@ -38,15 +43,17 @@ class Proposal:
 
 @dataclass
 class Draft:
-    """A round's proposals, with how many draft tokens were drawn and how many could be translated.
+    """A round's proposals, with how many draft tokens were drawn and how many of them can be translated.
 
+    The coupled draw is made among target tokens, so `translated` adds up the probability that a
+    token drawn from q would have had a translation; the paper's rule draws, and counts.
     `laws`: q' of each proposal, only for the paper's verification.
     """
 
     proposals: list[Proposal] = field(default_factory=list)
     laws: list[np.ndarray] = field(default_factory=list)
     drawn: int = 0
-    translated: int = 0
+    translated: float = 0
 
     @property
     def tokens(self) -> list[int]:
@@ -94,7 +101,8 @@ def law(model: DraftModel, translation: Translation, path: tuple[int, ...], q: n
     owned = masses if owner < slots else None
     weight = float(q[head])
     prefix: tuple[int, ...] = (head,)
-    while node is not None and node.children and len(prefix) < DEEPEST:
+    deepest = min(DEEPEST, model.room - len(path) + 1)
+    while node is not None and node.children and len(prefix) < deepest:
         after = softmax(model.logits(path + prefix), temperature)
         drafts, targets = node.merges()
         found = weight * after[drafts]
@@ -139,13 +147,13 @@ def draft(
     out = Draft()
     path: tuple[int, ...] = ()
     banned = np.empty(0, np.int64)
-    while len(out.proposals) < limit:
+    while len(out.proposals) < limit and len(path) <= model.room:
         q = softmax(model.logits(path), sampling.temperature)
         # A head that was proposed alone was not merged, so what would have merged cannot follow.
         q[banned] = 0.0
         q_hat = law(model, translation, path, q, sampling.temperature)
         out.drawn += 1
-        out.translated += bool(translation.pieces[q_hat.head])
+        out.translated += float(q_hat.masses.sum() / q.sum())
         index = choose(q_hat, sampling, position + len(out.proposals))
         if index < 0:
             break

@@ -16,6 +16,8 @@ from typing import Any
 
 from omnidraft.runtime.cache_file import CacheFile
 from omnidraft.runtime.calibration import least_rows
+from omnidraft.runtime.chat import utf8
+from omnidraft.runtime.clock import PhaseClock
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.generation import Chunk, Generation
 from omnidraft.runtime.invariance import WIDEST
@@ -90,19 +92,21 @@ class Engine:
         `prompt`: a user message, or a list of {"role", "content"}; `raw`: text to continue without
         the chat template. Raises OmniDraftError for an empty prompt, or one that does not fit.
         """
+        clock = PhaseClock()
+        clock.enter("prefill")
         sampling = sampling or Sampling(seed=secrets.randbits(32))
-        ids, prefix, text = self._encode(as_messages(prompt), raw)
+        stop = [stop] if isinstance(stop, str) else stop
+        ids, prefix, text = self.encode(prompt, max_new_tokens, raw)
         info, decoder = self.pair.target.info, self.pair.target.decoder
-        self._check_room(len(ids), max_new_tokens)
         machine = StopMachine(info.stop_ids, stop, max_new_tokens, self.pair.target.tokens.bytes_of)
         decoder.reserve(len(ids) + max_new_tokens + LONGEST_DRAFT + self._least_rows)
-        decoder.rollback(0)
         generation = Generation(
             decoder,
             self._proposer,
             ids,
             sampling,
             machine,
+            clock,
             draft_length=self.options.draft_length,
             least_rows=self._least_rows,
             budget=max_new_tokens,
@@ -111,8 +115,11 @@ class Engine:
         try:
             yield from generation.run(prefix, text)
         finally:
+            generation.clock.enter("learn")
             self.save()
-            self.report = self._report(generation, machine, sampling)
+            generation.clock.stop()
+            if generation.active:
+                self.report = self._report(generation, machine, sampling)
 
     def generate(self, prompt: str | Sequence[Message], **arguments: Any) -> Report:
         """The whole response at once; arguments as for `stream`."""
@@ -152,22 +159,28 @@ class Engine:
         self._cache_file = CacheFile(self._state, path, {**hashes}, draft.tokens.bytes_of, target.tokens.bytes_of)
         return self._cache_file.open(static=static)
 
-    def _encode(self, messages: Sequence[Message], raw: bool) -> tuple[list[int], list[int], bytes]:
+    def encode(
+        self, prompt: str | Sequence[Message], max_new_tokens: int, raw: bool = False
+    ) -> tuple[list[int], list[int], bytes]:
         """Target ids; draft ids of the rendered prompt; text that the drafter reads as it stands.
+
+        Raises OmniDraftError for a prompt that is empty, or does not fit with `max_new_tokens` behind it.
 
         Each model reads the prompt through its own chat template: the drafter follows the target's
         text only from where the answer begins, so the two renderings need not agree.
         """
+        messages = as_messages(prompt)
         plain = "\n\n".join(message["content"] for message in messages)
         prompts = self.pair.target.prompts
         chat = not raw and prompts.template is not None
         ids = prompts.chat(messages) if chat else prompts.raw(plain)
+        self._check_room(len(ids), max_new_tokens)
         if self.pair.drafter is None:
             return ids, [], b""
         draft = self.pair.drafter.prompts
         if chat and draft.template is not None:
             return ids, draft.chat(messages), b""
-        return ids, draft.boundary, (plain + "\n\n" if chat else plain).encode()
+        return ids, draft.boundary, utf8(plain + "\n\n" if chat else plain)
 
     def _check_room(self, prompt_tokens: int, max_new_tokens: int) -> None:
         if max_new_tokens < 1:
@@ -183,7 +196,9 @@ class Engine:
 
     def _report(self, generation: Generation, machine: StopMachine, sampling: Sampling) -> Report:
         tally, emitted, seconds = generation.tally, generation.emitted, generation.clock.total
-        first = generation.first_token_at if generation.first_token_at is not None else seconds
+        first = generation.first_token_at
+        decoding = generation.last_token_at - (first or 0.0)
+        biased = self.options.verification == "paper" and sampling.temperature > 0
         providers = {"target": self.pair.target.decoder.providers[0]}
         if isinstance(self._proposer, Drafter):
             providers["drafter"] = self._proposer.decoder.providers[0]
@@ -192,7 +207,7 @@ class Engine:
             finish_reason=machine.finish_reason or "cancelled",
             prompt_tokens=generation.prompt_tokens,
             completion_tokens=len(emitted),
-            tokens_per_second=rate(len(emitted) - 1, seconds - first) if len(emitted) > 1 else None,
+            tokens_per_second=rate(len(emitted) - 1, decoding) if len(emitted) > 1 else None,
             acceptance_rate=rate(tally.accepted, tally.proposed),
             tokens_per_verify=rate(len(emitted), tally.passes),
             ngram_use=rate(tally.merges, tally.proposed),
@@ -202,7 +217,7 @@ class Engine:
             precision=self.pair.precision,
             draft=self.options.draft,
             draft_length=self.options.draft_length,
-            lossless=self.lossless,
+            lossless="biased" if biased else self.lossless,
             verification=self.options.verification,
             seed=sampling.seed,
             context_used=len(generation.tokens) / self.pair.target.info.context,

@@ -11,6 +11,7 @@ from omnidraft.runtime import paper
 from omnidraft.runtime.clock import PhaseClock
 from omnidraft.runtime.decoder import Decoder, prefill
 from omnidraft.runtime.drafting import Draft
+from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.invariance import CHUNK
 from omnidraft.runtime.proposer import Proposer
 from omnidraft.runtime.report import Tally
@@ -21,10 +22,7 @@ from omnidraft.runtime.verification import Verdict, verify
 
 @dataclass(frozen=True)
 class Chunk:
-    """Text that can be shown now, with the token that completed it and whether the drafter proposed that token.
-
-    The last chunk may carry text held back for stop strings; its token is -1.
-    """
+    """Text that can be shown now, with the token that completed it and whether the drafter proposed that token."""
 
     text: str
     token: int
@@ -41,20 +39,32 @@ class Generation:
         prompt: Sequence[int],
         sampling: Sampling,
         stop: StopMachine,
+        clock: PhaseClock,
         draft_length: int,
         least_rows: int,
         budget: int,
         paper_rule: bool = False,
     ) -> None:
-        """`prompt`: target ids, not empty; `least_rows`: W₀, every target pass has at least so many rows."""
+        """`prompt`: target ids, not empty; `least_rows`: W₀, every target pass has at least so many rows.
+
+        Takes the target over: a stream that was started before on the same decoder cannot go on.
+        """
         self._target, self._proposer, self._sampling, self._stop = target, proposer, sampling, stop
         self._k, self._least, self._budget, self._paper = draft_length, least_rows, budget, paper_rule
         self.prompt_tokens = len(prompt)
         self.tokens = list(prompt)
-        self.clock, self.tally = PhaseClock(), Tally()
+        self.clock, self.tally = clock, Tally()
         self.text = ""
-        self.first_token_at: float | None = None
+        self.first_token_at: float | None = None  # seconds on the clock
+        self.last_token_at = 0.0
         self._overheads: list[float] = []
+        target.owner = self
+        target.rollback(0)
+
+    @property
+    def active(self) -> bool:
+        """Whether no other response has taken the models since."""
+        return self._target.owner is self
 
     @property
     def emitted(self) -> list[int]:
@@ -78,20 +88,21 @@ class Generation:
             self._proposer.begin(prefix, text)
             clock.enter("verify")
             y = draw(logits, self.tokens, self._sampling, len(self.tokens))
-            self.first_token_at = clock.total
             chunks = self._emit(Draft(), Verdict([y], 0))
+            clock.stop()
+            self.first_token_at = clock.total
             while True:
                 clock.stop()  # while the consumer has the text, the time is the consumer's
+                self.last_token_at = clock.total
                 yield from chunks
                 if self._stop.finish_reason is not None:
                     break
+                if not self.active:
+                    raise OmniDraftError("another response was started on these models; finish one stream first")
                 chunks = self._round()
-            rest = self._stop.finish()
-            if rest:
-                self.text += rest
-                yield Chunk(rest, -1, False)
         finally:
             clock.stop()
+            self.text += self._stop.finish()  # what a cancelled stream held back
 
     def _round(self) -> list[Chunk]:
         """Draft, verify in one target pass, emit. The time that no model ran is kept apart."""

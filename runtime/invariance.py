@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from omnidraft.runtime.decoder import Decoder, prefill
 
-ROWS = 12
+ROWS = 17  # one more than the longest draft
 WIDEST = 4
 PASTS = (37, 150)
 CHUNK = 64  # rows of a prefill pass
@@ -23,7 +23,7 @@ CHUNK = 64  # rows of a prefill pass
 def probe(decoder: Decoder) -> int | None:
     """Measure W₀ on a target graph, or None if rows vary up to width 4. Takes about a second.
 
-    Twelve tokens behind each of two pasts are fed in one pass and in passes of w and w + 1 rows;
+    Seventeen tokens behind each of two pasts are fed in one pass and in passes of w and w + 1 rows;
     W₀ is the smallest w with logits equal bit for bit everywhere.
     """
     decoder.reserve(max(PASTS) + ROWS + 2 * WIDEST)

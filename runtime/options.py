@@ -34,6 +34,8 @@ class Options:
             raise OmniDraftError(f"lossless must be exact or near, not {self.lossless!r}")
         if self.verification not in ("coupled", "paper"):
             raise OmniDraftError(f"verification must be coupled or paper, not {self.verification!r}")
+        if self.verification == "paper" and self.draft == "off":
+            raise OmniDraftError("verification paper needs a draft; without one there is nothing to verify")
 
     @property
     def draft_length(self) -> int:

@@ -1,8 +1,9 @@
 """The paper's drafting and verification (OmniDraft, arXiv 2507.02659, Eq. 1 and 2), for comparison.
 
 Draft tokens are drawn first and translated afterwards; acceptance is by min(1, p/q'). The law q'
-depends on what was drawn, so the output is biased when sampling (DESIGN.md section 4 has a worked
-example); at temperature 0 it is exact. Users reach it only by `--verification paper`.
+depends on what was drawn, and a draw without a translation is dropped as if it had not been made:
+both bias the output when sampling (DESIGN.md section 4 has a worked example of the first). At
+temperature 0 the rule is exact. Users reach it only by `--verification paper`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from omnidraft.runtime.sampling import Sampling, probabilities
 from omnidraft.runtime.translation import Kind, Translation
 from omnidraft.runtime.verification import Verdict
 
-DRAFT, ACCEPT, RESIDUAL = 1, 2, 3  # keep the uniform numbers of one position apart
+ACCEPT, RESIDUAL, DRAFT = 1, 2, 16  # keep the uniform numbers of one position apart; DRAFT + i for draft token i
 
 
 def propose(
@@ -42,15 +43,14 @@ def propose(
         if sampling.temperature == 0:
             q = np.eye(1, len(q), int(q.argmax()))[0]
         laws.append(q)
-        drawn.append(inverse(q, uniform(sampling.seed, position + i, DRAFT)))
+        drawn.append(inverse(q, uniform(sampling.seed, position, DRAFT + i)))
     out, i = Draft(drawn=limit), 0
     while i < limit:
         length, token = _longest(translation, drawn[i:])
         if token < 0:
             break
         q = laws[i]
-        direct = np.array([p[0] if len(p) == 1 else -1 for p in translation.pieces])
-        mapped = direct >= 0
+        direct, mapped = translation.direct, translation.direct >= 0
         q_prime = np.bincount(direct[mapped], q[mapped], size)
         kind, mass = Kind.DIRECT, float(q[drawn[i]])
         if length > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omnidraft.runtime.bundle import Bundle, ModelInfo
-from omnidraft.runtime.chat import ChatTemplate, encode_prompt
+from omnidraft.runtime.chat import ChatTemplate, encode_prompt, utf8
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.token_bytes import TokenBytes
 
@@ -13,9 +13,12 @@ Message = dict[str, str]
 
 
 def as_messages(prompt: str | Sequence[Message]) -> list[Message]:
-    """A plain prompt as one user message. Raises OmniDraftError if there is nothing in it."""
+    """A plain prompt as one user message. Raises OmniDraftError if it is neither text nor messages, or empty."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    if not messages or not all(message.get("content", "").strip() for message in messages):
+    for message in messages:
+        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise OmniDraftError('a prompt is a text, or a list of {"role": text, "content": text}')
+    if not any(message["content"].strip() for message in messages if message["role"] != "system"):
         raise OmniDraftError("the prompt is empty; give some text")
     return messages
 
@@ -52,7 +55,7 @@ class PromptEncoder:
 
     def raw(self, text: str) -> list[int]:
         """Token ids of text to be continued."""
-        return self._begin + self._encode(text.encode(), True)
+        return self._begin + self._encode(utf8(text), True)
 
     def _encode(self, text: bytes, first: bool) -> list[int]:
         """SentencePiece models put a space before the first word of a prompt."""

@@ -11,14 +11,14 @@ from omnidraft.runtime.translation import Kind
 
 @dataclass
 class Tally:
-    """Counts over rounds; only what was emitted is counted, up to and including the first mismatch."""
+    """Counts over rounds. All proposals of a round count, but for those that lie behind a stop."""
 
     proposed: int = 0
     accepted: int = 0
     merges: int = 0
     merges_accepted: int = 0
     drawn: int = 0
-    translated: int = 0
+    translated: float = 0
     passes: int = 0
 
     def add(self, draft: Draft, accepted: int) -> None:
@@ -39,9 +39,11 @@ class Tally:
 
 @dataclass
 class Report:
-    """One response: text, why it ended, and where the time went. Rates are None where nothing was counted.
+    """One response: text, why it ended, and where the time went. What was not measured is None.
 
-    `tokens_per_second`: emitted tokens after the first, over the time after the first.
+    A cancelled response holds what was verified, which may be a few tokens more than were delivered.
+    `lossless`: "exact" (bit for bit the text of plain decoding), "near", or "biased" (the paper's rule, sampling).
+    `tokens_per_second`: emitted tokens after the first, over the time from the first to the last.
     `time_to_first_token` and `phases` are seconds; the phases add up to `seconds`.
     `overhead_ms`: median milliseconds of a round that neither model was running.
     `counts`: what the rates were made of, for sums over responses; `tokens`: the emitted ids.
@@ -65,12 +67,12 @@ class Report:
     verification: str
     seed: int
     context_used: float
-    time_to_first_token: float
+    time_to_first_token: float | None
     seconds: float
     overhead_ms: float | None
     providers: dict[str, str]
     phases: dict[str, float]
-    counts: dict[str, int] = field(default_factory=dict, repr=False)
+    counts: dict[str, float] = field(default_factory=dict, repr=False)
     tokens: list[int] = field(default_factory=list, repr=False)
 
     def as_dict(self) -> dict[str, Any]:

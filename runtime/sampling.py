@@ -30,11 +30,14 @@ class Sampling:
     def __post_init__(self) -> None:
         """Raises OmniDraftError for a value outside its range."""
         rules = (
-            (0 <= self.temperature <= 100, "temperature must be between 0 and 100"),
+            (
+                self.temperature == 0 or 1e-4 <= self.temperature <= 100,
+                "temperature must be 0, or between 0.0001 and 100",
+            ),
             (self.top_k >= 0, "top-k must be 0 (off) or more"),
             (0 < self.top_p <= 1, "top-p must be above 0 and at most 1"),
             (0 <= self.min_p <= 1, "min-p must be between 0 and 1"),
-            (0 < self.repetition_penalty <= 10, "repetition penalty must be above 0 and at most 10"),
+            (0.01 <= self.repetition_penalty <= 100, "repetition penalty must be between 0.01 and 100"),
             (0 <= self.seed < 2**64, "seed must be between 0 and 2**64 - 1"),
         )
         for holds, message in rules:

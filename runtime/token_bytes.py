@@ -175,7 +175,8 @@ class TokenBytes:
                 if fewest[start] + 1 < fewest[end] and text[start:end] in id_of:
                     fewest[end], last[end] = fewest[start] + 1, start
         if fewest[-1] > len(text):
-            raise OmniDraftError(f"{self.name}: its vocabulary has no tokens for the bytes {text[:32].hex(' ')}")
+            unknown = text[:32].hex(" ")
+            raise OmniDraftError(f"{self.name}: has no tokens for the bytes {unknown}; remove them from the text")
         ids = []
         end = len(text)
         while end:

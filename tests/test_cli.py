@@ -77,7 +77,7 @@ def test_bench_writes_rows(bundle: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["rows"]
     assert [row["row"] for row in rows] == [
-        "plain, 1 row", "plain, 2 rows", "direct map only", "+ online cache", "+ static map", "static + online",
+        "plain, 1 row", "plain, 2 rows", "direct map", "+ online cache", "+ static map", "static + online",
     ]  # fmt: skip
     wanted = (
         "task row precision n tokens_per_second speedup acceptance_rate tokens_per_verify ngram_use coverage "

@@ -28,7 +28,9 @@ def shown_commands() -> list[str]:
     for document in DOCUMENTS:
         for block in re.findall(r"```(?:sh|console)?\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL):
             joined = block.replace("\\\n", " ")
-            lines += [line.removeprefix("$ ").strip() for line in joined.splitlines() if re.match(r"(\$ )?omnidraft ", line)]
+            lines += [
+                line.removeprefix("$ ").strip() for line in joined.splitlines() if re.match(r"(\$ )?omnidraft ", line)
+            ]
     return lines
 
 

@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.runtime.drafting import choose, draft, law, softmax
-from omnidraft.runtime.sampling import Sampling
+from omnidraft.runtime.sampling import Sampling, draw_scores
 from omnidraft.runtime.translation import Kind, Mode, Translation
 from omnidraft.runtime.vocabulary import VocabularyMap
 
 
 class Fixed:
-    """The same logits behind every path of draft tokens, or a table of them."""
+    """One row of logits for each length of path, the last for all longer ones."""
+
+    room = 1000
 
     def __init__(self, *rows: list[float]) -> None:
         self.rows = [np.array(row, np.float32) for row in rows]
-        self.asked: list[tuple[int, ...]] = []
 
     def logits(self, path: tuple[int, ...]) -> np.ndarray:
-        self.asked.append(path)
         return self.rows[min(len(path), len(self.rows) - 1)]
 
 
@@ -30,27 +30,17 @@ class Fixed:
 @settings(max_examples=200)
 def test_no_mass_is_lost_and_none_is_negative(text: str, temperature: float) -> None:
     """All draft tokens of the toy are mapped, so q̂ sums to 1 whatever merges it holds."""
-    model = toy.nested()
-
-    class Behind:
-        def logits(self, path: tuple[int, ...]) -> np.ndarray:
-            return model.draft_logits(text + "".join(model.drafts[d] for d in path))
-
-    q = softmax(Behind().logits(()), temperature)
-    q_hat = law(Behind(), model.translation, (), q, temperature)
+    model = toy.Behind(toy.nested(), text)
+    q = softmax(model.logits(()), temperature)
+    q_hat = law(model, model.toy.translation, (), q, temperature)
     assert q_hat.masses.min() >= 0
     assert q_hat.masses.sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_worked_example_has_the_law_derived_by_hand() -> None:
-    model = toy.worked_example()
-
-    class Behind:
-        def logits(self, path: tuple[int, ...]) -> np.ndarray:
-            return model.draft_logits("".join(model.drafts[d] for d in path))
-
-    q_hat = law(Behind(), model.translation, (), softmax(Behind().logits(()), 1.0), 1.0)
-    by_token = {model.targets[t]: m for t, m in zip(q_hat.ids.tolist(), q_hat.masses.tolist(), strict=True)}
+    model = toy.Behind(toy.worked_example(), "")
+    q_hat = law(model, model.toy.translation, (), softmax(model.logits(()), 1.0), 1.0)
+    by_token = {model.toy.targets[t]: m for t, m in zip(q_hat.ids.tolist(), q_hat.masses.tolist(), strict=True)}
     assert by_token == pytest.approx({"f": 0.06, "la": 0.1, "g": 0.3, "fla": 0.54}, abs=1e-6)
 
 
@@ -75,6 +65,15 @@ def test_nothing_mapped_means_nothing_proposed_and_is_counted() -> None:
     assert (made.proposals, made.drawn, made.translated) == ([], 1, 0)
 
 
+def test_coverage_is_the_mass_that_can_be_translated() -> None:
+    translation = Translation(VocabularyMap([(0,), (), (1, 0)], [(0,), ()]), Mode.FULL)
+    made = draft(Fixed(np.log([0.5, 0.3, 0.2]).tolist()), translation, Sampling(), 0, 1, ())
+    assert made.translated == pytest.approx(0.7)
+    direct = Translation(VocabularyMap([(0,), (), (1, 0)], [(0,), ()]), Mode.DIRECT)
+    made = draft(Fixed(np.log([0.5, 0.3, 0.2]).tolist()), direct, Sampling(), 0, 1, ())
+    assert made.translated == pytest.approx(0.5)
+
+
 def test_drafting_stops_behind_an_end_token() -> None:
     translation = Translation(VocabularyMap([(0,), (1,)], [(0,), (1,)]))
     assert draft(Fixed([0.0, 1.0]), translation, Sampling(), 0, 5, (1,)).tokens == [1]
@@ -91,21 +90,29 @@ def test_modes_use_what_they_say(mode: Mode) -> None:
 
 @given(st.integers(0, 2**32), st.integers(0, 1000))
 def test_drawn_proposal_uses_the_targets_noise(seed: int, position: int) -> None:
-    """If q̂ is p, the drawn x is the y that the target will draw."""
-    model = toy.worked_example()
-    sampling = Sampling(1.0, seed=seed)
-    q_hat = law(_Table(model), model.translation, (), softmax(_Table(model).logits(()), 1.0), 1.0)
+    """If p is q̂, the drawn x is the y that the target draws."""
+    model, sampling = toy.Behind(toy.worked_example(), ""), Sampling(1.0, seed=seed)
+    q_hat = law(model, model.toy.translation, (), softmax(model.logits(()), 1.0), 1.0)
     p = np.zeros(4)
     p[q_hat.ids] = q_hat.masses
-    from omnidraft.runtime.sampling import draw_scores
-
-    y = draw_scores(np.log(p), None, seed, position)
-    assert q_hat.ids[choose(q_hat, sampling, position)] == y
+    assert q_hat.ids[choose(q_hat, sampling, position)] == draw_scores(np.log(p), None, seed, position)
 
 
-class _Table:
-    def __init__(self, model: toy.Toy) -> None:
-        self.model = model
+@pytest.mark.parametrize("room", range(6))
+def test_drafting_stays_inside_the_window(room: int) -> None:
+    """A drafter that is sure of a long merge again and again never looks further than its window goes."""
+    translation = Translation(VocabularyMap([(0,), (1,)], [(0,), (1,), (0, 0, 0)]))
+    model = Fixed([9.0, 0.0])
+    longest = 0
 
-    def logits(self, path: tuple[int, ...]) -> np.ndarray:
-        return self.model.draft_logits("".join(self.model.drafts[d] for d in path))
+    class Small:
+        def __init__(self) -> None:
+            self.room = room
+
+        def logits(self, path: tuple[int, ...]) -> np.ndarray:
+            nonlocal longest
+            longest = max(longest, len(path))
+            return model.logits(path)
+
+    assert draft(Small(), translation, Sampling(), 0, 16, ()).proposals
+    assert longest <= room

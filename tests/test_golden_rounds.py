@@ -19,6 +19,8 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "rounds.json").read_text
 
 
 class Recorded:
+    room = 1000
+
     def __init__(self, rows: list[Any]) -> None:
         self.rows = {tuple(path): np.array(row, np.float32) for path, row in rows}
 

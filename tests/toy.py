@@ -49,7 +49,7 @@ class Toy:
     def round(self, history: list[int], k: int, sampling: Sampling, rule: str) -> list[int]:
         """The tokens that one speculative round emits behind `history`."""
         text = "".join(self.targets[t] for t in history)
-        model = _Behind(self, text)
+        model = Behind(self, text)
         position = len(history)
         if rule == "paper":
             proposed = paper.propose(model, self.translation, sampling, position, k, (), len(self.targets))
@@ -71,7 +71,11 @@ class Toy:
         return out[:length]
 
 
-class _Behind:
+class Behind:
+    """The toy's drafter behind a text."""
+
+    room = 1000
+
     def __init__(self, toy: Toy, text: str) -> None:
         self.toy, self.text = toy, text
 

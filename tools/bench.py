@@ -15,8 +15,15 @@ from omnidraft.tools import options as o
 
 if TYPE_CHECKING:
     from omnidraft.runtime.engine import Engine
+    from omnidraft.runtime.options import Options
+    from omnidraft.runtime.pair import Pair
     from omnidraft.runtime.sampling import Sampling
     from omnidraft.tools.measure import Row
+
+LEGEND = (
+    "speed-up: against plain decoding with 1-row passes, median over prompts. accept: acceptance rate; "
+    "/verify: tokens per verify; n-gram: n-gram use; cover: coverage; equal: texts equal to plain decoding."
+)
 
 
 def bench(
@@ -32,37 +39,57 @@ def bench(
     min_p: o.MinP = 0.0,
     repetition_penalty: o.RepetitionPenalty = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    max_new_tokens: o.MaxNewTokens = 96,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens to emit.")] = 96,
+    stop: o.Stop = None,
+    raw: o.Raw = False,
+    lossless: o.Lossless = "exact",
     verification: o.Verification = "coupled",
     threads: o.Threads = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Compare plain decoding, the paper's translation and ours, interleaved, on the same prompts.
 
-    Every row starts without a cache and keeps nothing. Figures are medians over prompts of decoding
-    alone; the time to the first token is apart.
+    Every row starts each task without a cache and keeps nothing. Figures are medians over prompts of
+    decoding alone; the time to the first token is apart.
     """
     from rich.console import Console
     from rich.progress import Progress
 
+    from omnidraft.runtime.bundle import open_bundle
+    from omnidraft.runtime.calibration import least_rows
     from omnidraft.runtime.errors import OmniDraftError
     from omnidraft.runtime.options import Options
+    from omnidraft.runtime.pair import load_pair
     from omnidraft.runtime.sampling import Sampling
+    from omnidraft.runtime.state import State
     from omnidraft.tools.measure import measure, read_prompts
 
-    if Options(draft).draft_length == 0:
+    options = Options(draft, lossless, verification)
+    if options.draft_length == 0:
         raise OmniDraftError("bench compares drafting with plain decoding; --draft off leaves nothing to compare")
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise OmniDraftError(f"{json_file}: its folder does not exist; make it first")
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     tasks = read_prompts(prompts, n)
-    console, rows = Console(), []
-    for name in precision.split(",") if precision else [None]:
-        engines = make_rows(bundle, target, name, draft, verification, threads)
+    opened = open_bundle(bundle)
+    name, _ = opened.target(target)
+    graphs = (
+        [opened.graph(name, part.strip()) for part in precision.split(",")] if precision else [opened.graph(name, None)]
+    )
+    if json_file is not None:
+        _write(json_file, {})  # minutes of work should not end at a folder that is not there
+
+    console, rows, described = Console(), [], []
+    arguments = {"sampling": sampling, "max_new_tokens": max_new_tokens, "stop": stop or (), "raw": raw}
+    for graph in graphs:
+        pair = load_pair(bundle, name, graph.precision, threads)
+        w0 = least_rows(pair, State(None, o.warn))
+        if w0 is None:
+            o.warn("no width gives equal rows on this device: texts may differ between rows")
+        described.append({"precision": graph.precision, "graph": pair.graph_sha256, "threads": pair.threads, "w0": w0})
         with Progress(console=console, transient=True) as progress:
             for task, texts in tasks.items():
+                engines = make_rows(pair, options, w0)
                 bar = progress.add_task(task, total=len(texts) * len(engines))
-                rows += measure(engines, task, texts, sampling, max_new_tokens, lambda: progress.advance(bar))  # noqa: B023
+                rows += measure(engines, task, texts, arguments, lambda: progress.advance(bar))  # noqa: B023
     for table in _tables(rows, sampling):
         console.print(table)
     console.print(LEGEND)
@@ -70,62 +97,70 @@ def bench(
         if row.same_text is not None and row.same_text < row.n:
             o.warn(f"{row.task}, {row.row}, {row.precision}: text equal to plain for {row.same_text} of {row.n} only")
     if json_file is not None:
-        machine = {"system": platform.system(), "machine": platform.machine(), "python": platform.python_version()}
-        described = {"machine": machine, "sampling": vars(sampling), "max_new_tokens": max_new_tokens}
-        document: dict[str, Any] = {**described, "rows": [row.as_dict() for row in rows]}
-        json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        how = {"target": name, "draft": draft, "lossless": lossless, "verification": verification, "raw": raw}
+        how |= {"max_new_tokens": max_new_tokens, "stop": stop or [], "sampling": vars(sampling), "graphs": described}
+        _write(json_file, {"machine": _machine(), "options": how, "rows": [row.as_dict() for row in rows]})
 
 
-def make_rows(
-    bundle: Path, target: str | None, precision: str | None, draft: str, verification: str, threads: int
-) -> dict[str, Engine]:
-    """One engine per row of the bench, all on the same loaded pair."""
-    from omnidraft.runtime.calibration import least_rows
+def make_rows(pair: Pair, options: Options, w0: int | None) -> dict[str, Engine]:
+    """One engine per row of the bench, without a cache, all on the same loaded pair."""
+    from dataclasses import replace
+
     from omnidraft.runtime.engine import Engine
     from omnidraft.runtime.options import Options
-    from omnidraft.runtime.pair import load_pair
     from omnidraft.runtime.state import State
     from omnidraft.runtime.translation import Mode
 
-    pair = load_pair(bundle, target, precision, threads)
-    nowhere = State(None, o.warn)
-    w0 = least_rows(pair, nowhere)
-    if w0 is None:
-        o.warn("no width gives equal rows on this device: texts may differ between rows")
-    options = {
+    rows = {
         "plain, 1 row": Options("off", "near"),
         f"plain, {w0 or 1} rows": Options("off"),
-        "direct map only": Options(draft, "exact", verification, Mode.DIRECT),
-        "+ online cache": Options(draft, "exact", verification, Mode.ONLINE),
-        "+ static map": Options(draft, "exact", verification, Mode.STATIC),
-        "static + online": Options(draft, "exact", verification, Mode.FULL),
+        "direct map": replace(options, mode=Mode.DIRECT),
+        "+ online cache": replace(options, mode=Mode.ONLINE),
+        "+ static map": replace(options, mode=Mode.STATIC),
+        "static + online": replace(options, mode=Mode.FULL),
     }
-    return {row: Engine(pair, chosen, nowhere, w0) for row, chosen in options.items()}
+    return {row: Engine(pair, chosen, State(None, o.warn), w0) for row, chosen in rows.items()}
+
+
+def _machine() -> dict[str, str]:
+    import onnxruntime
+
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "onnxruntime": onnxruntime.__version__,
+    }
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    from omnidraft.runtime.errors import OmniDraftError
+
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OmniDraftError(f"{path}: cannot be written ({error.strerror}); give --json another file") from None
 
 
 def _tables(rows: list[Row], sampling: Sampling) -> Iterator[Any]:
     """One table for each task and precision, narrow enough for a terminal of 80 columns."""
+    from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
     for (task, precision), group in groupby(rows, lambda row: (row.task, row.precision)):
-        table = Table(title=f"{task}: {precision}, {how}", title_justify="left")
+        title = f"{escape(task)}: {precision}, {how}"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
         table.add_column("row", no_wrap=True)
-        for column in ("tokens/s", "speed-up", "accept", "/verify", "n-gram", "cover", "equal"):
+        for column in ("tok/s", "speed-up", "accept", "/verify", "n-gram", "cover", "equal"):
             table.add_column(column, justify="right", no_wrap=True)
         for row in group:
-            figures = (row.acceptance_rate, row.tokens_per_verify, row.ngram_use, row.coverage)
+            figures = (row.speedup, row.acceptance_rate, row.tokens_per_verify, row.ngram_use, row.coverage)
             table.add_row(
                 row.row,
-                f"{row.tokens_per_second:.1f}",
-                f"{row.speedup:.2f}",
+                "-" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",
                 *("-" if figure is None else f"{figure:.2f}" for figure in figures),
                 "-" if row.same_text is None else f"{row.same_text}/{row.n}",
             )
         yield table
-
-
-LEGEND = (
-    "speed-up: against plain decoding with 1-row passes, median over prompts. accept: acceptance rate; "
-    "/verify: tokens per verify; n-gram: n-gram use; cover: coverage; equal: texts equal to plain decoding."
-)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from io import TextIOWrapper
 from typing import Any
 
 import typer
@@ -15,8 +16,9 @@ from omnidraft.tools.bench import bench
 from omnidraft.tools.export import export
 from omnidraft.tools.run import run
 from omnidraft.tools.show import show
+from omnidraft.tools.training.command import train_drafter
 
-VERBS = (export, run, show, bench)
+VERBS = (export, run, show, bench, train_drafter)
 
 app = typer.Typer(
     help="On-device speculative decoding: one small drafter for every target model.",
@@ -54,6 +56,9 @@ for verb in VERBS:
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a console may not know every character
     app()
 
 

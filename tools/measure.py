@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -12,8 +12,7 @@ from typing import Any
 
 from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.errors import OmniDraftError
-from omnidraft.runtime.report import Report
-from omnidraft.runtime.sampling import Sampling
+from omnidraft.runtime.report import Report, rate
 
 
 @dataclass(frozen=True)
@@ -29,13 +28,13 @@ class Row:
     row: str
     precision: str
     n: int
-    tokens_per_second: float
-    speedup: float
+    tokens_per_second: float | None
+    speedup: float | None
     acceptance_rate: float | None
     tokens_per_verify: float | None
     ngram_use: float | None
     coverage: float | None
-    time_to_first_token: float
+    time_to_first_token: float | None
     overhead_ms: float | None
     same_text: int | None
     peak_rss: int
@@ -75,20 +74,27 @@ def measure(
     engines: dict[str, Engine],
     task: str,
     prompts: Sequence[str],
-    sampling: Sampling,
-    max_new_tokens: int,
+    arguments: dict[str, Any],
     advance: Callable[[], None],
 ) -> list[Row]:
     """Run every prompt through every engine, which one first changing from prompt to prompt.
 
-    The first engine is what speed-ups are against; the first exact one is what texts are against.
+    `arguments` are those of `Engine.stream`. The first engine is what speed-ups are against; the
+    first exact one is what texts are against. A first, short run of each engine is not counted.
+    Raises OmniDraftError before anything is run if a prompt does not fit.
     """
+    for i, prompt in enumerate(prompts, 1):
+        try:
+            next(iter(engines.values())).encode(prompt, arguments["max_new_tokens"], arguments["raw"])
+        except OmniDraftError as error:
+            raise OmniDraftError(f"prompt {i} of task {task!r}: {error}") from None
+    for engine in engines.values():
+        engine.generate(prompts[0], **{**arguments, "max_new_tokens": 4})
     reports: dict[str, list[Report]] = {name: [] for name in engines}
     order = list(engines)
     for i, prompt in enumerate(prompts):
         turn = i % len(order)
         for name in order[turn:] + order[:turn]:
-            arguments: dict[str, Any] = {"sampling": sampling, "max_new_tokens": max_new_tokens}
             reports[name].append(engines[name].generate(prompt, **arguments))
             advance()
     baseline = reports[order[0]]
@@ -97,26 +103,31 @@ def measure(
 
 
 def _row(task: str, name: str, mine: list[Report], baseline: list[Report], exact: list[Report] | None) -> Row:
-    pairs = [(r, b) for r, b in zip(mine, baseline, strict=True) if r.tokens_per_second and b.tokens_per_second]
     promised = exact is not None and mine[0].lossless == "exact" and mine[0].verification == "coupled"
-    overheads = [r.overhead_ms for r in mine if r.overhead_ms is not None]
     return Row(
         task=task,
         row=name,
         precision=mine[0].precision,
         n=len(mine),
-        tokens_per_second=median([r.tokens_per_second or 0.0 for r, _ in pairs] or [0.0]),
-        speedup=median([(r.tokens_per_second or 0.0) / (b.tokens_per_second or 1.0) for r, b in pairs] or [0.0]),
+        tokens_per_second=_median(r.tokens_per_second for r in mine),
+        speedup=_median(
+            rate(r.tokens_per_second or 0, b.tokens_per_second or 0) for r, b in zip(mine, baseline, strict=True)
+        ),
         acceptance_rate=_weighted(mine, "accepted", "proposed"),
         tokens_per_verify=_weighted(mine, "emitted", "passes") if mine[0].draft_length else None,
         ngram_use=_weighted(mine, "merges", "proposed"),
         coverage=_weighted(mine, "translated", "drawn"),
-        time_to_first_token=median(r.time_to_first_token for r in mine),
-        overhead_ms=median(overheads) if overheads else None,
+        time_to_first_token=_median(r.time_to_first_token for r in mine),
+        overhead_ms=_median(r.overhead_ms for r in mine),
         same_text=sum(r.tokens == e.tokens for r, e in zip(mine, exact, strict=True)) if promised and exact else None,
         peak_rss=_peak_rss(),
         phases={phase: sum(r.phases[phase] for r in mine) for phase in mine[0].phases},
     )
+
+
+def _median(figures: Iterable[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return median(known) if known else None
 
 
 def _weighted(reports: list[Report], part: str, whole: str) -> float | None:

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from omnidraft.runtime.report import Report
 
 
+PROMISES = {
+    "exact": "exact",
+    "near": "near (text may differ from plain decoding)",
+    "biased": "biased (the paper's rule, sampling)",
+}
+
+
 def run(
     bundle: o.BundlePath,
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads standard input.")],
@@ -29,8 +36,8 @@ def run(
     repetition_penalty: o.RepetitionPenalty = 1.0,
     seed: o.Seed = None,
     max_new_tokens: o.MaxNewTokens = 256,
-    stop: Annotated[list[str] | None, typer.Option(help="Text to stop before; may be given several times.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as text, without the chat template.")] = False,
+    stop: o.Stop = None,
+    raw: o.Raw = False,
     lossless: o.Lossless = "exact",
     verification: o.Verification = "coupled",
     threads: o.Threads = 0,
@@ -91,8 +98,7 @@ def summary(report: Report) -> str:
     if report.tokens_per_verify is not None and report.draft_length:
         parts.append(f"{report.tokens_per_verify:.2f} tokens per verify")
     parts.append(f"draft {report.draft}" if report.draft == "off" else f"draft k = {report.draft_length}")
-    promise = "near (text may differ from plain decoding)" if report.lossless == "near" else "exact"
-    parts.append("paper's rule (biased when sampling)" if report.verification == "paper" else promise)
+    parts.append(PROMISES[report.lossless])
     return " · ".join(parts)
 
 
@@ -104,8 +110,10 @@ def details(report: Report) -> list[str]:
         + (f", drafter on {report.providers['drafter']}" if "drafter" in report.providers else ", no drafter"),
         f"finished: {report.finish_reason}; {report.prompt_tokens} prompt tokens, "
         f"{report.context_used:.1%} of the context used; seed {report.seed}",
-        f"time to first token {report.time_to_first_token:.3f} s; seconds by phase: {phases}",
+        f"seconds by phase: {phases}",
     ]
+    if report.time_to_first_token is not None:
+        lines.append(f"time to first token {report.time_to_first_token:.3f} s")
     if report.overhead_ms is not None:
         lines.append(f"a round spends {report.overhead_ms:.2f} ms outside the models (median)")
     if report.coverage is not None and report.ngram_use is not None:

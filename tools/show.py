@@ -19,6 +19,7 @@ def show(
 ) -> None:
     """Describe a bundle."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from omnidraft.runtime.bundle import MANIFEST, open_bundle
@@ -28,7 +29,7 @@ def show(
         print(json.dumps(json.loads((bundle / MANIFEST).read_text(encoding="utf-8")), indent=1))
         return
     console = Console()
-    table = Table(title=str(bundle), title_justify="left")
+    table = Table(title=escape(str(bundle)), title_justify="left")
     for column in ("model", "precision", "MB", "vocabulary", "context", "top-1", "greedy"):
         table.add_column(column, justify="right" if column in ("MB", "vocabulary", "context", "top-1") else "left")
 
@@ -47,7 +48,7 @@ def show(
     console.print(table)
     described: dict[str, ModelInfo] = {"drafter": drafter, **opened.targets}
     for label, info in described.items():
-        console.print(f"{label}: {info.architecture}, from {info.source['name']}, licence {info.license}")
+        console.print(f"{label}: {info.architecture}, from {info.source['name']}, licence {info.license}", markup=False)
     console.print(
         "top-1 and greedy: agreement with the source checkpoint on the parity gate's text. "
         f"Exported {opened.created} with " + ", ".join(f"{k} {v}" for k, v in opened.tools.items())

@@ -32,6 +32,8 @@ SPELLING: list[tuple[int, ...]] = [(0,), (1,), (2,), (0, 1), (0, 1, 2), (0, 2), 
 class Table:
     """A DraftModel that remembers which paths were asked for."""
 
+    room = 1000
+
     def __init__(self, seed: int) -> None:
         self.seed, self.rows = seed, dict[tuple[int, ...], list[float]]()
 

@@ -1,0 +1,1 @@
+"""`omnidraft train-drafter`: text from a target, a tokenizer, distillation, validation by acceptance rate."""
