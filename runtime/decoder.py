@@ -18,6 +18,7 @@ import onnxruntime as ort
 from omnidraft.runtime.errors import OmniDraftError
 
 GROW = 256  # KV rows are reserved in multiples of this
+MOST_KEPT = 24  # widest pass whose arrays are kept
 CPU = ("CPUExecutionProvider",)
 
 
@@ -50,7 +51,7 @@ class Decoder:
         self._hidden_size = int(outputs["hidden_states"].shape[-1]) if "hidden_states" in outputs else 0
         self.owner: object = None  # whose rows the buffer holds
         self._adapter: dict[str, ort.OrtValue] = {}
-        self._outputs: dict[int, tuple[np.ndarray, Any, np.ndarray | None, Any]] = {}
+        self._widths: dict[int, dict[str, tuple[np.ndarray, Any]]] = {}
         self.hidden: np.ndarray | None = None
         self.seconds = 0.0
         self.length = 0
@@ -64,6 +65,7 @@ class Decoder:
         self.capacity = -(-capacity // GROW) * GROW
         self.length = 0
         self._binding = self._session.io_binding()
+        self._width = 0
         self._mask = np.ones((1, self.capacity), np.int64)
         self._kv = {
             name: ort.OrtValue.ortvalue_from_numpy(np.zeros((1, heads, self.capacity, size), np.float32))
@@ -80,24 +82,19 @@ class Decoder:
         Returns float32 logits [m, V], a view that the next run overwrites; `hidden` is then the
         matching [m, H], if the graph gives it. Raises ValueError for no token or a full buffer.
         """
-        rows = np.array(ids, np.int64).reshape(1, -1)
-        m = rows.shape[1]
+        m = len(ids)
         total = self.length + m
         if m == 0 or total > self.capacity:
             raise ValueError(f"{m} rows behind {self.length} do not fit {self.capacity}")
-        mask = self._mask[:, :total]
-        logits, logits_value, hidden, hidden_value = self._outputs.get(m) or self._make_outputs(m)
-        self._binding.bind_cpu_input("input_ids", rows)
-        self._binding.bind_cpu_input("attention_mask", mask)
-        self._binding.bind_ortvalue_output("logits", logits_value)
-        if hidden is not None:
-            self._binding.bind_ortvalue_output("hidden_states", hidden_value)
-            self.hidden = hidden[0]
+        if m != self._width:
+            self._bind_width(m)
+        self._ids[0] = ids
+        self._binding.bind_cpu_input("attention_mask", self._mask[:, :total])
         begin = perf_counter()
         self._session.run_with_iobinding(self._binding)
         self.seconds += perf_counter() - begin
         self.length = total
-        return logits[0]
+        return self._logits[0]
 
     def rollback(self, length: int) -> None:
         """Forget every row after the first `length`."""
@@ -125,18 +122,25 @@ class Decoder:
         for name, value in self._adapter.items():
             self._binding.bind_ortvalue_input(name, value)
 
-    def _make_outputs(self, m: int) -> tuple[np.ndarray, Any, np.ndarray | None, Any]:
-        logits = np.empty((1, m, self.vocabulary), np.float32)
-        hidden = np.empty((1, m, self._hidden_size), np.float32) if self._hidden_size else None
-        made = (
-            logits,
-            ort.OrtValue.ortvalue_from_numpy(logits),
-            hidden,
-            None if hidden is None else ort.OrtValue.ortvalue_from_numpy(hidden),
-        )
-        if m <= 16:  # the widths of rounds; a prefill chunk is too large to keep
-            self._outputs[m] = made
-        return made
+    def _bind_width(self, m: int) -> None:
+        """Bind arrays for passes of m rows; they stay bound while the width stays."""
+        made = self._widths.get(m)
+        if made is None:
+            arrays: dict[str, np.ndarray] = {
+                "input_ids": np.empty((1, m), np.int64),
+                "logits": np.empty((1, m, self.vocabulary), np.float32),
+            }
+            if self._hidden_size:
+                arrays["hidden_states"] = np.empty((1, m, self._hidden_size), np.float32)
+            made = {name: (array, ort.OrtValue.ortvalue_from_numpy(array)) for name, array in arrays.items()}
+            if m <= MOST_KEPT:  # the widths of rounds; a prefill chunk is too large to keep
+                self._widths[m] = made
+        for name, (_, value) in made.items():
+            bind = self._binding.bind_ortvalue_input if name == "input_ids" else self._binding.bind_ortvalue_output
+            bind(name, value)
+        self._width = m
+        self._ids, self._logits = made["input_ids"][0], made["logits"][0]
+        self.hidden = made["hidden_states"][0][0] if self._hidden_size else None
 
 
 def prefill(decoder: Decoder, ids: Sequence[int], chunk: int, least: int) -> np.ndarray:

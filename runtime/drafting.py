@@ -5,8 +5,9 @@ Pure: the drafter is anything that gives logits behind a path of draft tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import exp, log
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,9 @@ import numpy as np
 from omnidraft.runtime.sampling import Sampling, draw_scores, truncate
 from omnidraft.runtime.translation import Kind, Translation
 
-FLOOR = 1e-4  # target tokens this much lighter than the heaviest are left out of q̂: any q̂ is lossless
+# Draft tokens lighter than 1e-3 of the heaviest, or beyond the 32 heaviest, are left out: any q̂ is lossless.
+LOG_FLOOR = log(1e-3)
+WIDEST = 32
 DEEPEST = 16  # draft tokens of one merge
 
 
@@ -61,27 +64,49 @@ class Draft:
         return [proposal.token for proposal in self.proposals]
 
 
+class Row:
+    """The likeliest draft tokens of one row of logits: `pairs` of (q, draft id), heaviest first; q sums to 1.
+
+    Temperature 0 gives the probabilities at 1 (see `law`).
+    """
+
+    def __init__(self, logits: np.ndarray, temperature: float) -> None:
+        # Right after a target pass every numpy call meets cold caches, so the few tokens that matter
+        # are picked in three calls and handled as Python numbers from there on.
+        temperature = temperature or 1.0
+        top = float(logits.max())
+        ids = (logits > top + LOG_FLOOR * temperature).nonzero()[0]
+        if len(ids) > WIDEST:
+            ids = ids[np.argpartition(logits[ids], -WIDEST)[-WIDEST:]]
+        weights = [(exp((z - top) / temperature), d) for z, d in zip(logits[ids].tolist(), ids.tolist(), strict=True)]
+        total = sum(weight for weight, _ in weights)
+        self.pairs = sorted(((weight / total, d) for weight, d in weights), key=lambda pair: (-pair[0], pair[1]))
+        self.most, self.head = self.pairs[0]
+
+
 @dataclass
 class Law:
-    """q̂: target ids [n] with unnormalised masses [n]; entries from `merged` on come from `paths`."""
+    """q̂: target id -> unnormalised mass, and target id -> the likeliest draft tokens that lead to it.
 
-    ids: np.ndarray
-    masses: np.ndarray
-    q: np.ndarray
+    `head`: the likeliest draft token d°; `children`: draft ids that merge with it; `coverage`: share
+    of the drafter's mass that has a translation.
+    """
+
+    masses: dict[int, float]
+    spelling: dict[int, tuple[int, ...]]
     head: int
-    paths: list[tuple[int, ...]]
-    children: np.ndarray
+    children: list[int]
+    coverage: float
 
 
-def softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
-    """float32 [n] -> probabilities, float32 [n]. Temperature 0 gives those at 1 (see `law`)."""
-    scaled = logits / np.float32(temperature or 1.0)
-    weights = np.exp(scaled - scaled.max())
-    return np.asarray(weights / weights.sum())
-
-
-def law(model: DraftModel, translation: Translation, path: tuple[int, ...], q: np.ndarray, temperature: float) -> Law:
-    """q̂ behind `path`, from the draft distribution q float32 [V_draft] there.
+def law(
+    model: DraftModel,
+    translation: Translation,
+    path: tuple[int, ...],
+    temperature: float,
+    banned: Sequence[int] = (),
+) -> Law:
+    """q̂ behind `path`, where the draft ids `banned` cannot come next.
 
     Masses of draft tokens that begin with the same target token add. A merge is looked for along
     the drafter's greedy path d°₁d°₂… only: each target token whose spelling leaves that path at
@@ -90,51 +115,56 @@ def law(model: DraftModel, translation: Translation, path: tuple[int, ...], q: n
     At temperature 0 the masses are those at temperature 1: the likeliest *target* token may be
     spread over several draft tokens, which a one-hot q would not show.
     """
-    slots = len(translation.slots)
-    masses = np.bincount(translation.slot_of, q, slots + 1)[:slots]
-    head = int(q.argmax())
-    node = translation.trie.root.children.get(head)
-    ids, extra = [translation.slots], [masses]
-    paths: list[tuple[int, ...]] = []
-    children = np.empty(0, np.int64)
-    owner = int(translation.slot_of[head])
-    owned = masses if owner < slots else None
-    weight = float(q[head])
-    prefix: tuple[int, ...] = (head,)
+    logits = model.logits(path)
+    if banned:
+        logits = logits.copy()
+        logits[banned] = -np.inf
+    row = Row(logits, temperature)
+    masses: dict[int, float] = {}
+    spelling: dict[int, tuple[int, ...]] = {}
+    for q, d in row.pairs:
+        pieces = translation.pieces[d]
+        if pieces:
+            masses[pieces[0]] = masses.get(pieces[0], 0.0) + q
+            spelling.setdefault(pieces[0], (d,))
+    children: list[int] = []
+    owner = translation.pieces[row.head][:1]
+    prefix: tuple[int, ...] = (row.head,)
+    node, weight = translation.trie.root.children.get(row.head), row.most
     deepest = min(DEEPEST, model.room - len(path) + 1)
     while node is not None and node.children and len(prefix) < deepest:
-        after = softmax(model.logits(path + prefix), temperature)
-        drafts, targets = node.merges()
-        found = weight * after[drafts]
-        if owned is not None:
-            owned[owner] = max(owned[owner] - found.sum(), 0.0)
-        if len(prefix) == 1:
-            children = drafts
-        ids.append(targets)
-        extra.append(found)
-        paths += [(*prefix, int(d)) for d in drafts]
-        follow = int(after.argmax())
-        node = node.children.get(follow)
+        after, found = Row(model.logits(path + prefix), temperature), 0.0
+        for q, d in after.pairs:
+            child = node.children.get(d)
+            if child is None or child.target < 0:
+                continue
+            mass = weight * q
+            if mass > masses.get(child.target, 0.0):
+                spelling[child.target] = (*prefix, d)
+            masses[child.target] = masses.get(child.target, 0.0) + mass
+            found += mass
+            if len(prefix) == 1:
+                children.append(d)
+        for token in owner:
+            masses[token] = max(masses[token] - found, 0.0)
+        node = node.children.get(after.head)
         if node is not None and node.target >= 0:
-            owned, owner = found, int(np.flatnonzero(drafts == follow)[0])
-        prefix, weight = (*prefix, follow), weight * float(after[follow])
-    return Law(np.concatenate(ids), np.concatenate(extra), q, head, paths, children)
+            owner = (node.target,)
+        prefix, weight = (*prefix, after.head), weight * after.most
+    return Law(masses, spelling, row.head, children, sum(masses.values()))
 
 
 def choose(law: Law, sampling: Sampling, position: int) -> int:
-    """Index in q̂ of the drawn x: argmax [log q̂ + g], with the truncation that p gets. -1 if nothing is mapped."""
-    top = law.masses.max(initial=0.0)
-    if top <= 0:
-        return -1
+    """The drawn x = argmax [log q̂ + g], with the truncation that p gets. -1 if nothing is mapped."""
     if sampling.temperature == 0:
-        return int(law.masses.argmax())
-    alive = np.flatnonzero(law.masses > FLOOR * top)
-    scores = np.log(law.masses[alive])
-    alive = alive[truncate(scores, sampling)]
-    ids = law.ids[alive]
-    drawn = draw_scores(np.log(law.masses[alive]), ids, sampling.seed, position)
-    same = alive[ids == drawn]
-    return int(same[law.masses[same].argmax()])
+        return min(law.masses, key=lambda token: (-law.masses[token], token), default=-1)
+    positive = [(token, mass) for token, mass in law.masses.items() if mass > 0]
+    if not positive:
+        return -1
+    ids, masses = (np.array(column) for column in zip(*sorted(positive), strict=True))
+    scores = np.log(masses)
+    keep = truncate(scores, sampling)
+    return draw_scores(scores[keep], ids[keep], sampling.seed, position)
 
 
 def draft(
@@ -142,37 +172,27 @@ def draft(
 ) -> Draft:
     """Propose up to `limit` target tokens for the absolute positions from `position` on.
 
-    Stops early after a token of `ends` and where nothing can be translated.
+    Stops early after a token of `ends`, at the end of the model's window, and where nothing can be translated.
     """
     out = Draft()
     path: tuple[int, ...] = ()
-    banned = np.empty(0, np.int64)
+    banned: list[int] = []
     while len(out.proposals) < limit and len(path) <= model.room:
-        q = softmax(model.logits(path), sampling.temperature)
-        # A head that was proposed alone was not merged, so what would have merged cannot follow.
-        q[banned] = 0.0
-        q_hat = law(model, translation, path, q, sampling.temperature)
+        q_hat = law(model, translation, path, sampling.temperature, banned)
         out.drawn += 1
-        out.translated += float(q_hat.masses.sum() / q.sum())
-        index = choose(q_hat, sampling, position + len(out.proposals))
-        if index < 0:
+        out.translated += q_hat.coverage
+        token = choose(q_hat, sampling, position + len(out.proposals))
+        if token < 0:
             break
-        token, mass = int(q_hat.ids[index]), float(q_hat.masses[index])
-        merged = index - len(translation.slots)
-        if merged >= 0:
-            spelled = q_hat.paths[merged]
+        spelled, mass = q_hat.spelling[token], q_hat.masses[token]
+        if len(spelled) > 1:
             out.proposals.append(Proposal(token, Kind.MERGE, spelled, mass))
-            banned = banned[:0]
         else:
-            leading = np.flatnonzero(translation.slot_of == index)
-            best = int(leading[q[leading].argmax()])
-            spelled, pieces = (best,), translation.pieces[best]
-            kind = translation.kind(best)
-            room = limit - len(out.proposals)
-            for j, piece in enumerate(pieces[:room]):
-                whole = spelled if j == len(pieces) - 1 else ()
-                out.proposals.append(Proposal(piece, kind, whole, mass))
-            banned = q_hat.children if best == q_hat.head else banned[:0]
+            pieces, kind = translation.pieces[spelled[0]], translation.kind(spelled[0])
+            for j, piece in enumerate(pieces[: limit - len(out.proposals)]):
+                out.proposals.append(Proposal(piece, kind, spelled if j == len(pieces) - 1 else (), mass))
+        # A head that was proposed alone was not merged, so what would have merged cannot follow.
+        banned = q_hat.children if spelled == (q_hat.head,) else []
         if out.proposals[-1].token in ends:
             break
         path += spelled

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from omnidraft.runtime.drafting import Draft, DraftModel, Proposal, softmax
+from omnidraft.runtime.drafting import Draft, DraftModel, Proposal
 from omnidraft.runtime.noise import uniform
 from omnidraft.runtime.sampling import Sampling, probabilities
 from omnidraft.runtime.translation import Kind, Translation
@@ -39,9 +39,7 @@ def propose(
     drawn: list[int] = []
     laws: list[np.ndarray] = []
     for i in range(limit):
-        q = softmax(model.logits(tuple(drawn)), sampling.temperature).astype(np.float64)
-        if sampling.temperature == 0:
-            q = np.eye(1, len(q), int(q.argmax()))[0]
+        q = probabilities(model.logits(tuple(drawn)), (), Sampling(sampling.temperature))
         laws.append(q)
         drawn.append(inverse(q, uniform(sampling.seed, position, DRAFT + i)))
     out, i = Draft(drawn=limit), 0

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.runtime.errors import OmniDraftError
-from omnidraft.runtime.noise import gumbel, gumbel_of, high_words, keys, mix
+from omnidraft.runtime.noise import gumbel, high_words
+
+NEAR = 12.0  # how far below the top, in log-weights, tokens are tried first
 
 
 @dataclass(frozen=True)
@@ -119,25 +121,21 @@ def draw(logits: np.ndarray, history: Sequence[int], sampling: Sampling, positio
 def draw_scores(scores: np.ndarray, ids: np.ndarray | None, seed: int, position: int) -> int:
     """argmax of score + noise over the support; `ids` None means that index and id are the same.
 
-    Over a whole vocabulary the noise is evaluated only where it could win: with v = 1 - u,
-    -log(-log u) <= -log(v), so a cheap float32 bound rules out nearly every token.
+    Over a whole vocabulary the noise is evaluated only where it could win. The tokens near the top
+    come first; one further down needs noise above `needed`, and with v = 1 - u, -log(-log u) <= -log v,
+    so nearly all of those are ruled out by the high word of the hash alone.
     """
     if ids is not None:
         noisy = scores.astype(np.float64) + gumbel(seed, position, ids)
         return int(ids[np.argmax(noisy)])
-    h1 = high_words(seed, position, len(scores))
-    # v without its low word, which can only make it smaller and the bound larger.
-    bound = scores - np.log((~h1).astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-54))
-    second = keys(seed, position)[1]
-
-    def exact(where: np.ndarray) -> np.ndarray:
-        low = mix(h1[where] + second)
-        return np.asarray(scores[where].astype(np.float64) + gumbel_of(h1[where], low))
-
-    best = exact(np.array([np.argmax(bound)]))[0]
-    slack = 1e-3 + 1e-5 * abs(float(best))  # rounding of float32 in the bound
-    alive = np.flatnonzero(bound >= best - slack)
-    return int(alive[np.argmax(exact(alive))])
+    bound = scores.max() - np.float32(NEAR)
+    near = np.flatnonzero(scores > bound)
+    best = (scores[near].astype(np.float64) + gumbel(seed, position, near)).max()
+    needed = best - float(bound) - 1e-6  # room for the rounding of logarithms
+    highest_v = min(int(np.exp(-needed) * 2.0**32) + 1, 2**32 - 1) if needed > 0 else 2**32 - 1
+    far = np.flatnonzero(high_words(seed, position, len(scores)) >= np.uint32(2**32 - 1 - highest_v))
+    alive = np.union1d(near, far)
+    return int(alive[np.argmax(scores[alive].astype(np.float64) + gumbel(seed, position, alive))])
 
 
 def probabilities(logits: np.ndarray, history: Sequence[int], sampling: Sampling) -> np.ndarray:

@@ -40,8 +40,6 @@ class Mode(StrEnum):
 class Translation:
     """A vocabulary map compiled for drafting.
 
-    `slots` int64 [n]: the target ids that a single draft token can begin.
-    `slot_of` int64 [V_draft]: the slot of each draft token, n where it has none.
     `pieces`: the target ids of each draft token; `direct` int64 [V_draft]: its twin, -1 without one;
     `merges`: those of the static map, spelling -> target; `trie`: the merges in use, which the online
     cache edits.
@@ -53,9 +51,6 @@ class Translation:
         self.pieces = [p if len(p) <= longest else () for p in vocabulary.pieces]
         self.pieces += [()] * (draft_size - len(self.pieces))
         self.direct = np.array([p[0] if len(p) == 1 else -1 for p in self.pieces], np.int64)
-        heads = np.array([p[0] if p else -1 for p in self.pieces], np.int64)
-        self.slots = np.unique(heads[heads >= 0])
-        self.slot_of = np.where(heads >= 0, np.searchsorted(self.slots, heads), len(self.slots))
         self.merges: dict[tuple[int, ...], int] = {}
         if mode.static:
             self.merges = {s: t for t, s in enumerate(vocabulary.spelling) if len(s) > 1}

@@ -32,9 +32,9 @@ def verify(
     absolute position of the first new token.
     """
     tokens: list[int] = []
-    past = list(history) if sampling.repetition_penalty != 1 else []
+    penalised = sampling.repetition_penalty != 1
     for i in range(len(proposed) + 1):
-        y = draw(rows[i], past + tokens if past else past, sampling, position + i)
+        y = draw(rows[i], [*history, *tokens] if penalised else (), sampling, position + i)
         tokens.append(y)
         if i < len(proposed) and y != proposed[i]:
             break

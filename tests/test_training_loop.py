@@ -161,8 +161,10 @@ def test_a_copied_drafter_with_the_targets_own_vocabulary_is_the_target(tmp_path
     ids = torch.arange(10, 40)[None]
     wanted = random_model(num_hidden_layers=3)(ids).logits
     size = target.tokens.size
-    assert torch.allclose(build_model(parse_shape("target:0,1,2"), size, target, same)(ids).logits, wanted, atol=1e-4)
-    fewer = build_model(parse_shape("target:0,2"), size, target, same)
+    assert torch.allclose(
+        build_model(parse_shape("target:0,1,2"), size, 64, target, same)(ids).logits, wanted, atol=1e-4
+    )
+    fewer = build_model(parse_shape("target:0,2"), size, 64, target, same)
     assert fewer.config.num_hidden_layers == 2 and not torch.allclose(fewer(ids).logits, wanted, atol=1e-2)
 
 
@@ -173,7 +175,7 @@ def test_shapes_that_cannot_be_are_refused(tmp_path: Path) -> None:
     target = open_target(str(write_checkpoint(tmp_path / "t")))
     same = build_map(target.tokens, target.tokens)
     with pytest.raises(OmniDraftError, match="layers 0 to 1, not 5"):
-        build_model(parse_shape("target:0,5"), 384, target, same)
+        build_model(parse_shape("target:0,5"), 384, 64, target, same)
     other = open_target(str(write_checkpoint(tmp_path / "q", "qwen3")))
     with pytest.raises(OmniDraftError, match="cannot be copied from"):
-        build_model(parse_shape("target:0"), 384, other, same)
+        build_model(parse_shape("target:0"), 384, 64, other, same)

@@ -99,3 +99,9 @@ def test_drafting_speeds_up_the_toy() -> None:
     model = toy.nested()
     emitted = [len(model.round([], 4, Sampling(1.0, seed=seed), "coupled")) for seed in range(500)]
     assert np.mean(emitted) > 1.1
+
+
+def test_penalty_sees_the_tokens_of_its_own_round_without_any_history() -> None:
+    """The second row is penalised for the first, also at the very beginning of a text."""
+    rows = np.array([[0, 5, 0], [0, 2.0, 1.9], [9, 0, 0]], np.float32)
+    assert verify(rows, [1, 1], [], Sampling(repetition_penalty=1.5), 0).tokens == [1, 2]

@@ -1,5 +1,5 @@
 # Sourced by quickstart and check: makes .venv and installs what is asked for, once.
-# usage: environment EXTRAS   (for instance: environment export,dev)
+# usage: environment EXTRAS   (for instance: environment export,train,dev)
 
 environment() {
     local extras=$1 python=${PYTHON:-python3} stamp

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from omnidraft.runtime.drafting import choose, law, softmax
+from omnidraft.runtime.drafting import choose, law
 from omnidraft.runtime.sampling import Sampling
 from omnidraft.runtime.token_bytes import TokenBytes
 from omnidraft.runtime.translation import Mode, Translation
@@ -68,14 +68,11 @@ def hits(
         if j == len(draft) or draft_starts[j] != target_starts[i]:
             inside[i], split = split[:1] == (token,), split[1:]
             continue
-        q = softmax(rows[j], 0.0)
-        q_hat = law(TeacherForced(rows[j:], draft[j:]), translation, (), q, 0.0)
-        index = choose(q_hat, GREEDY, 0)
-        fresh[i] = inside[i] = index >= 0 and int(q_hat.ids[index]) == token
-        split = ()
-        if fresh[i] and index < len(translation.slots):
-            leading = np.flatnonzero(translation.slot_of == index)
-            split = translation.pieces[leading[q[leading].argmax()]][1:]
+        q_hat = law(TeacherForced(rows[j:], draft[j:]), translation, (), 0.0)
+        proposed = choose(q_hat, GREEDY, 0)
+        fresh[i] = inside[i] = proposed == token
+        spelled = q_hat.spelling.get(proposed, ())
+        split = translation.pieces[spelled[0]][1:] if fresh[i] and len(spelled) == 1 else ()
     return fresh, inside
 
 

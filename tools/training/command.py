@@ -138,7 +138,7 @@ def _run(order: _Order, plan: Plan, log: Log) -> None:
     soft = None if teacher is None else SoftLabels(teacher, order.target, draft, found)
     data = build(training, draft, soft)
     torch.manual_seed(plan.seed)
-    model = build_model(order.shape, draft.size, order.target, found)
+    model = build_model(order.shape, draft.size, plan.length, order.target, found)
     validation = Validation(held, order.target, draft, found)
     weights = sum(p.numel() for p in model.parameters())
     log.note(

@@ -15,7 +15,7 @@ from omnidraft.tools.training.target import Target
 from omnidraft.tools.training.tokenizer import write_settings
 
 HEAD_SIZE = 64
-CONTEXT = 2048
+TRAINED_ROWS = 2  # positions declared, in rows of training text: measured, acceptance falls further out
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,16 @@ def parse_shape(text: str) -> Shape:
     raise OmniDraftError(f"--shape {text}: write 256x4 (hidden size, a multiple of 64, x layers) or target:0,1,29")
 
 
-def build_model(shape: Shape, size: int, target: Target, vocabulary: VocabularyMap) -> Any:
+def build_model(shape: Shape, size: int, length: int, target: Target, vocabulary: VocabularyMap) -> Any:
     """A LlamaForCausalLM in float32 with `size` tokens: random weights, or copied from the target's.
 
+    `length`: tokens of a training row; the model is declared for twice as many positions.
     Raises OmniDraftError if layers are to be copied that the target has not, or that are no Llama layers.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     common: dict[str, Any] = {
-        "vocab_size": size, "num_hidden_layers": len(shape.layers), "max_position_embeddings": CONTEXT,
+        "vocab_size": size, "num_hidden_layers": len(shape.layers), "max_position_embeddings": TRAINED_ROWS * length,
         "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0, "dtype": "float16",
     }  # fmt: skip
     if shape.hidden:
@@ -110,6 +111,7 @@ def save_drafter(model: Any, out: Path) -> None:
     weights = {k: v.to("cpu", torch.float16).contiguous() for k, v in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(out)
     write_settings(out, model.config.max_position_embeddings)
     temporary = out / "model.tmp"
