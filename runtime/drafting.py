@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from omnidraft.runtime.sampling import Sampling, draw_scores, truncate
+from omnidraft.runtime.sampling import Sampling, draw_from, truncate
 from omnidraft.runtime.translation import Kind, Translation
 
 # Draft tokens lighter than 1e-3 of the heaviest, or beyond the 32 heaviest, are left out: any q̂ is lossless.
@@ -164,7 +164,7 @@ def choose(law: Law, sampling: Sampling, position: int) -> int:
     ids, masses = (np.array(column) for column in zip(*sorted(positive), strict=True))
     scores = np.log(masses)
     keep = truncate(scores, sampling)
-    return draw_scores(scores[keep], ids[keep], sampling.seed, position)
+    return draw_from(ids[keep], scores[keep], sampling.seed, position)
 
 
 def draft(

@@ -51,7 +51,7 @@ class Engine:
         exact = options.lossless == "exact" and w0 is not None
         self._least_rows = w0 if exact and w0 is not None else 1
         self.lossless = "exact" if exact else "near"
-        self._cache: NgramCache | None = None
+        self.cache: NgramCache | None = None
         self._proposer: Proposer = self._make_drafter() if options.draft_length else Nothing()
         self.report: Report | None = None
 
@@ -130,21 +130,21 @@ class Engine:
 
     def save(self) -> None:
         """Write the n-gram cache to the state; counts of other processes are added up with ours."""
-        if self._cache is not None:
-            self._cache_file.save(self._cache)
+        if self.cache is not None:
+            self._cache_file.save(self.cache)
 
     def _make_drafter(self) -> Drafter:
         pair, mode = self.pair, self.options.mode
         assert pair.drafter is not None and pair.vocabulary is not None
         translation = Translation(pair.vocabulary, mode, pair.drafter.decoder.vocabulary)
         if mode.online:
-            self._cache = self._open_cache(translation.merges)
+            self.cache = self._open_cache(translation.merges)
         return Drafter(
             pair.drafter.decoder,
             pair.drafter.tokens,
             pair.target.tokens,
             translation,
-            self._cache,
+            self.cache,
             context=pair.drafter.info.context,
             ends=pair.target.info.stop_ids,
             paper_rule=self.options.verification == "paper",

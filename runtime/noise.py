@@ -53,13 +53,25 @@ def keys(seed: int, position: int) -> tuple[np.uint32, np.uint32]:
 
 
 @lru_cache(maxsize=8)
-def _spread(size: int) -> np.ndarray:
-    return mix(np.arange(size, dtype=np.uint32) + _ID)
+def _folded(size: int) -> np.ndarray:
+    """mix(id + …) with the first step of the outer mix done: that step is linear in xor, the key's part can follow."""
+    spread = mix(np.arange(size, dtype=np.uint32) + _ID)
+    return spread ^ (spread >> np.uint32(16))
 
 
-def high_words(seed: int, position: int, size: int) -> np.ndarray:
-    """h1 for the ids 0 … size-1, uint32 [size]: the coarse part of the noise."""
-    return mix(_spread(size) ^ keys(seed, position)[0])
+def loud(seed: int, position: int, size: int, v: float) -> np.ndarray:
+    """The ids below `size` whose u is within v of 1, and a few more: where the noise may be large.
+
+    Every id with 1 - u <= v is among them. The last step of the hash leaves its upper half as it
+    is, and that half is all this looks at, so it costs six passes over the vocabulary.
+    """
+    first = keys(seed, position)[0]
+    words = _folded(size) ^ (first ^ (first >> np.uint32(16)))
+    words *= _A
+    words ^= words >> np.uint32(15)
+    words *= _B
+    lowest = max(0, int((1 - v) * 2.0**32) - 1) & 0xFFFF0000
+    return np.asarray((words >= np.uint32(lowest)).nonzero()[0])
 
 
 def gumbel(seed: int, position: int, ids: np.ndarray) -> np.ndarray:

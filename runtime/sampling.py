@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp
 
 import numpy as np
 
 from omnidraft.runtime.errors import OmniDraftError
-from omnidraft.runtime.noise import gumbel, high_words
+from omnidraft.runtime.noise import gumbel, loud
 
 NEAR = 12.0  # how far below the top, in log-weights, tokens are tried first
 
@@ -93,17 +94,14 @@ def _nucleus(scores: np.ndarray, keep: np.ndarray, top_p: float) -> np.ndarray:
     return keep[np.sort(order[:count])]
 
 
-def scores_of(logits: np.ndarray, history: Sequence[int], sampling: Sampling) -> tuple[np.ndarray, np.ndarray | None]:
-    """Log-weights of p on its support: (float32 scores [n], ids [n] or None for all ids).
+def support(logits: np.ndarray, history: Sequence[int], sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    """p after all truncations: (ids [n] ascending, log-weights float32 [n]), for temperature > 0.
 
     `logits` is one float32 row [V]; `history` are the tokens before it, earlier proposals included.
-    For temperature > 0; greedy needs no law.
     """
     scores = penalise(logits, history, sampling.repetition_penalty) / np.float32(sampling.temperature)
-    if sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0:
-        return scores, None
     ids = truncate(scores, sampling)
-    return scores[ids], ids
+    return ids, scores[ids]
 
 
 def draw(logits: np.ndarray, history: Sequence[int], sampling: Sampling, position: int) -> int:
@@ -114,28 +112,37 @@ def draw(logits: np.ndarray, history: Sequence[int], sampling: Sampling, positio
     """
     if sampling.temperature == 0:
         return int(np.argmax(penalise(logits, history, sampling.repetition_penalty)))
-    scores, ids = scores_of(logits, history, sampling)
-    return draw_scores(scores, ids, sampling.seed, position)
+    if sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0:
+        return _draw_from_all(penalise(logits, history, sampling.repetition_penalty), sampling, position)
+    return draw_from(*support(logits, history, sampling), sampling.seed, position)
 
 
-def draw_scores(scores: np.ndarray, ids: np.ndarray | None, seed: int, position: int) -> int:
-    """argmax of score + noise over the support; `ids` None means that index and id are the same.
+def draw_from(ids: np.ndarray, scores: np.ndarray, seed: int, position: int) -> int:
+    """argmax of log-weight + noise over a support: ids [n] ascending, log-weights [n]."""
+    return int(ids[np.argmax(scores.astype(np.float64) + gumbel(seed, position, ids))])
 
-    Over a whole vocabulary the noise is evaluated only where it could win. The tokens near the top
-    come first; one further down needs noise above `needed`, and with v = 1 - u, -log(-log u) <= -log v,
-    so nearly all of those are ruled out by the high word of the hash alone.
+
+def _draw_from_all(logits: np.ndarray, sampling: Sampling, position: int) -> int:
+    """The same over a whole vocabulary, with the noise evaluated only where it could win.
+
+    The tokens near the top come first. One further down than NEAR needs noise above `needed`, and
+    g = -log(-log u) <= -log(1 - u), so the ids that are not loud enough are ruled out.
     """
-    if ids is not None:
-        noisy = scores.astype(np.float64) + gumbel(seed, position, ids)
-        return int(ids[np.argmax(noisy)])
-    bound = scores.max() - np.float32(NEAR)
-    near = np.flatnonzero(scores > bound)
-    best = (scores[near].astype(np.float64) + gumbel(seed, position, near)).max()
-    needed = best - float(bound) - 1e-6  # room for the rounding of logarithms
-    highest_v = min(int(np.exp(-needed) * 2.0**32) + 1, 2**32 - 1) if needed > 0 else 2**32 - 1
-    far = np.flatnonzero(high_words(seed, position, len(scores)) >= np.uint32(2**32 - 1 - highest_v))
-    alive = np.union1d(near, far)
-    return int(alive[np.argmax(scores[alive].astype(np.float64) + gumbel(seed, position, alive))])
+    seed, temperature = sampling.seed, np.float32(sampling.temperature)
+
+    def noisy(ids: np.ndarray) -> np.ndarray:
+        return np.asarray((logits[ids] / temperature).astype(np.float64) + gumbel(seed, position, ids))
+
+    top = float(logits.max())
+    near = (logits > top - NEAR * sampling.temperature).nonzero()[0]
+    values = noisy(near)
+    best = int(values.argmax())
+    needed = float(values[best]) - (top / sampling.temperature - NEAR) - 1e-3  # room for float32 rounding
+    far = loud(seed, position, len(logits), min(exp(-needed), 1.0))
+    if len(far):
+        near = np.union1d(near, far)
+        best = int(noisy(near).argmax())
+    return int(near[best])
 
 
 def probabilities(logits: np.ndarray, history: Sequence[int], sampling: Sampling) -> np.ndarray:
@@ -144,7 +151,7 @@ def probabilities(logits: np.ndarray, history: Sequence[int], sampling: Sampling
     if sampling.temperature == 0:
         p[draw(logits, history, sampling, 0)] = 1.0
         return p
-    scores, ids = scores_of(logits, history, sampling)
+    ids, scores = support(logits, history, sampling)
     weights = np.exp(scores.astype(np.float64) - float(scores.max()))
-    p[slice(None) if ids is None else ids] = weights / weights.sum()
+    p[ids] = weights / weights.sum()
     return p

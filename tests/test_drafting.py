@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.runtime.drafting import Law, choose, draft, law
-from omnidraft.runtime.sampling import Sampling, draw_scores
+from omnidraft.runtime.sampling import Sampling, draw_from
 from omnidraft.runtime.translation import Kind, Mode, Translation
 from omnidraft.runtime.vocabulary import VocabularyMap
 
@@ -99,7 +99,7 @@ def test_drawn_proposal_uses_the_targets_noise(seed: int, position: int) -> None
     """If p is q̂, the drawn x is the y that the target draws."""
     model, sampling = toy.Behind(toy.worked_example(), ""), Sampling(1.0, seed=seed)
     q_hat = law(model, model.toy.translation, (), 1.0)
-    y = draw_scores(np.log(mass_of(q_hat)), None, seed, position)
+    y = draw_from(np.arange(4), np.log(mass_of(q_hat)), seed, position)
     assert choose(q_hat, sampling, position) == y
 
 

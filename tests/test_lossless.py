@@ -41,6 +41,25 @@ def test_drafted_text_equals_plain_text(
     assert proposed > 300 and accepted > 30, "the equality would be vacuous"
 
 
+def test_full_cache_changes_nothing(loaded: dict[str, Loaded], prompts: list[str], tmp_path: Path) -> None:
+    """A cache at its bound, with every entry switched on and counted as if it always lost."""
+    pair = loaded["int8"]
+    cached = pair.engine("4", State(tmp_path, print))
+    assert pair.pair.vocabulary is not None
+    merges = [(s, t) for t, s in enumerate(pair.pair.vocabulary.spelling) if len(s) > 1]
+    assert cached.cache is not None and len(merges) > cached.cache.capacity
+    for spelling, target in merges[:5000]:
+        cached.cache.observe(target, spelling)
+        cached.cache.record(target, spelling, accepted=False)
+    cached.save()
+    assert len(cached.cache) == cached.cache.capacity
+    again = pair.engine("4", State(tmp_path, print))
+    assert again.cache is not None and len(again.cache) == again.cache.capacity
+    for prompt, sampling in zip(prompts[10:14], (Sampling(), Sampling(0.7, seed=1)) * 2, strict=True):
+        expected = pair.engine("off").generate(prompt, sampling=sampling, max_new_tokens=LENGTH)
+        assert again.generate(prompt, sampling=sampling, max_new_tokens=LENGTH).tokens == expected.tokens
+
+
 def test_damaged_cache_changes_nothing(loaded: dict[str, Loaded], prompts: list[str], tmp_path: Path) -> None:
     pair = loaded["int4"]
     expected = pair.engine("off").generate(prompts[0], sampling=Sampling(0.7, seed=5), max_new_tokens=LENGTH)

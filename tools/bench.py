@@ -151,7 +151,7 @@ def _tables(rows: list[Row], sampling: Sampling) -> Iterator[Any]:
     how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
     for (task, precision), group in groupby(rows, lambda row: (row.task, row.precision)):
         title = f"{escape(task)}: {precision}, {how}"
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("row", no_wrap=True)
         for column in ("tok/s", "speed-up", "accept", "/verify", "n-gram", "cover", "equal"):
             table.add_column(column, justify="right", no_wrap=True)
