@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from conftest import NOWHERE, PRECISIONS, Loaded
 
+from omnidraft.export.llama_graph import build_graph, read_shape
+from omnidraft.models.registry import DRAFTER
 from omnidraft.runtime.decoder import Decoder, prefill
 from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.options import Options
@@ -72,21 +76,27 @@ def test_damaged_cache_changes_nothing(loaded: dict[str, Loaded], prompts: list[
     assert len(complaints) == 1 and "ngram_cache.json" in complaints[0]
 
 
-def test_a_random_drafter_changes_nothing(loaded: dict[str, Loaded], prompts: list[str]) -> None:
-    """The second control: proposals from noise are refused, and the text stands."""
+def test_a_random_drafter_changes_nothing(loaded: dict[str, Loaded], prompts: list[str], tmp_path: Path) -> None:
+    """The second control: a drafter with random weights guesses wrong, and the text stands."""
     pair = loaded["int4"].pair
     assert pair.drafter is not None
+    shape = read_shape(json.loads((DRAFTER / "config.json").read_text()))
     rng = np.random.default_rng(0)
 
-    class Noise(Decoder):
-        def run(self, ids: object) -> np.ndarray:
-            return rng.normal(size=super().run(ids).shape).astype(np.float32) * 3  # type: ignore[arg-type]
+    def random_weight(name: str) -> np.ndarray:
+        if "norm" in name:
+            return np.ones(shape.hidden, np.float32)
+        if "embed" in name:
+            size = (shape.vocabulary, shape.hidden)
+        else:
+            size = shape.projection(name.split(".")[-2].removesuffix("_proj"))[::-1]
+        return rng.normal(size=size).astype(np.float32) * 0.1
 
-    decoder = Noise(pair.bundle.path / pair.drafter.info.model)
-    noisy = replace(pair, drafter=replace(pair.drafter, decoder=decoder))
+    onnx.save(build_graph(shape, random_weight, "int8"), tmp_path / "model.onnx")
+    random = replace(pair, drafter=replace(pair.drafter, decoder=Decoder(tmp_path / "model.onnx")))
     for prompt, sampling in zip(prompts[:4], (Sampling(), Sampling(0.7, seed=1)) * 2, strict=True):
         expected = loaded["int4"].engine("off").generate(prompt, sampling=sampling, max_new_tokens=LENGTH)
-        got = Engine(noisy, Options("4"), NOWHERE, loaded["int4"].w0).generate(
+        got = Engine(random, Options("4"), NOWHERE, loaded["int4"].w0).generate(
             prompt, sampling=sampling, max_new_tokens=LENGTH
         )
         assert got.tokens == expected.tokens
