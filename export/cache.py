@@ -27,7 +27,7 @@ def key_of(**parts: Any) -> str:
 
 
 def find(kind: str, key: str) -> Path | None:
-    """The finished folder of a result; None if there is none, or a file of it was changed or cut short."""
+    """The finished folder of a result; None if there is none, or a file of it is missing or cut short."""
     folder = cache_root() / kind / key
     try:
         sizes = json.loads((folder / SIZES).read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from omnidraft.runtime.errors import OmniDraftError
 PROCEDURE = "transformers dequantization/3"
 LICENSE, ADD_BOS, PRE = "general.license", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.pre"
 # transformers ignores what PRE says about digits; llama.cpp splits them one by one for these names.
-SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
+SINGLE_DIGITS = ("smollm", "exaone", "minerva-7b", "starcoder", "refact", "command-r", "codeshell")
 
 
 def count_parameters(path: Path) -> int:

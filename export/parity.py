@@ -80,6 +80,7 @@ def reference(source: Source, threads: int) -> Reference:
         tokenizer=bundle.sha256(source.tokenizer),
         template=source.chat_template,
         bos=source.bos,
+        tokens=source.template_tokens,
         text=TEXT,
         question=QUESTION,
         sizes=[POSITIONS, GREEDY],

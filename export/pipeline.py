@@ -60,11 +60,10 @@ def export(order: Order, progress: Progress) -> None:
     located = {name: locate(source) for name, source in {"": order.drafter, **order.targets}.items()}
     resources.require(list(located.values()), order.precisions, order.out)
     progress.plan(2 + len(order.targets) * (2 + len(order.precisions)))
-    order.out.parent.mkdir(parents=True, exist_ok=True)
     partial = order.out.parent / f".{order.out.name}.partial-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir()
+        partial.mkdir(parents=True)
         _write(order, located, partial, progress)
         _put_in_place(partial, order.out)
     except OSError as error:
@@ -86,9 +85,23 @@ def _check(order: Order) -> None:
     for name in order.targets:
         if not TARGET_NAME.fullmatch(name):
             raise OmniDraftError(f"--target {name!r}: a name is made of letters, digits, '_', '.' and '-'")
-    out = order.out
-    if out.exists() and not (out / bundle.MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise OmniDraftError(f"--out {out}: exists and is not a bundle; choose another folder or remove it")
+    _check_replaceable(order.out)
+
+
+def _check_replaceable(out: Path) -> None:
+    """What is at --out will be deleted: it must be an empty folder, or a bundle with nothing beside its own files."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        manifest = json.loads((out / bundle.MANIFEST).read_bytes())
+        ours = {out / bundle.MANIFEST, *(out / name for name in manifest["files"])}
+        if not str(manifest["schema"]).startswith(bundle.SCHEMA.split("/")[0]):
+            raise ValueError
+    except (OSError, ValueError, TypeError, LookupError):
+        raise OmniDraftError(f"--out {out}: exists and is not a bundle; choose another folder or remove it") from None
+    others = [path for path in out.rglob("*") if not path.is_dir() and path not in ours]
+    if others:
+        raise OmniDraftError(f"{others[0]}: is not of the bundle, which would be replaced; move it elsewhere")
 
 
 def _write(order: Order, located: Mapping[str, Any], root: Path, progress: Progress) -> None:
@@ -172,6 +185,7 @@ def _describe(source: Source, folder: Path, relative: str) -> dict[str, Any]:
         "tokenizer_sha256": bundle.sha256(folder / TOKENIZER),
         "chat_template": None if source.chat_template is None else f"{relative}/{TEMPLATE}",
         "bos": source.bos,
+        "template_tokens": source.template_tokens,
         "stop_ids": list(source.stop_ids),
         "vocabulary": source.vocabulary,
         "context": source.context,
@@ -189,7 +203,10 @@ def _map(drafter: Source, source: Source, path: Path) -> None:
     from omnidraft.runtime.token_bytes import TokenBytes
     from omnidraft.runtime.vocabulary import build_map, save_map
 
-    found = build_map(TokenBytes.from_file(drafter.tokenizer), TokenBytes.from_file(source.tokenizer))
+    draft, target_tokens = (TokenBytes.from_file(model.tokenizer) for model in (drafter, source))
+    draft.fit(drafter.vocabulary)
+    target_tokens.fit(source.vocabulary)
+    found = build_map(draft, target_tokens)
     save_map(found, path, bundle.sha256(drafter.tokenizer), bundle.sha256(source.tokenizer))
 
 

@@ -52,6 +52,7 @@ class Source:
     tokenizer: Path
     chat_template: str | None
     bos: int | None
+    template_tokens: dict[str, str]
     stop_ids: tuple[int, ...]
     license: str
 
@@ -135,6 +136,7 @@ def resolve(located: Located) -> Source:
         tokenizer=tokenizer,
         chat_template=tokenizer_source.chat_template(folder),
         bos=tokenizer_source.bos_id(folder, tokenizer),
+        template_tokens=tokenizer_source.template_tokens(folder, tokenizer, config),
         stop_ids=tokenizer_source.stop_ids(folder, tokenizer, config),
         license=_license(folder),
     )

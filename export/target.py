@@ -46,6 +46,7 @@ def build_target(source: Source, precision: str, hidden_states: bool = False) ->
         precision=precision,
         options=options,
         builder=version("onnxruntime-genai"),
+        quantizer=version("onnxruntime"),
         normalized=NORMALIZED,
     )
 
@@ -82,7 +83,9 @@ def _builder() -> tuple[Callable[..., dict[str, Any]], Callable[..., None]]:
     """The builder's two functions. It is a script beside a package, and imports its own parts by bare names."""
     spec = find_spec("onnxruntime_genai")
     if spec is None or spec.origin is None:
-        raise OmniDraftError("onnxruntime-genai is not installed; run: pip install 'omnidraft[export]'")
+        raise OmniDraftError(
+            "onnxruntime-genai is not installed; in the clone run: pip install -c constraints.txt -e '.[export]'"
+        )
     folder = str(Path(spec.origin).parent / "models")
     if folder not in sys.path:
         sys.path.append(folder)

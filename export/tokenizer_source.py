@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def tokenizer_file(folder: Path) -> Path:
     old = [folder / name for name in SLOW_TOKENIZERS if (folder / name).is_file()]
     if not old:
         raise OmniDraftError(f"{folder}: no tokenizer.json or tokenizer.model; copy the tokenizer's files into it")
-    parts = {path.name: bundle.sha256(path) for path in sorted(folder.glob("*token*")) + old if path.is_file()}
+    said = [*folder.glob("*token*"), *old, *(folder / name for name in ("merges.txt", "config.json"))]
+    parts = {path.name: bundle.sha256(path) for path in said if path.is_file()} | {"by": version("transformers")}
 
     def make(into: Path) -> None:
         from transformers import AutoTokenizer
@@ -74,6 +76,19 @@ def bos_id(folder: Path, tokenizer: Path) -> int | None:
     if settings.get("add_bos_token"):
         return loaded.token_to_id(_content(settings.get("bos_token")))
     return None
+
+
+def template_tokens(folder: Path, tokenizer: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The tokens that a chat template may write by name: bos_token, eos_token, unk_token, pad_token."""
+    loaded, settings = _load(tokenizer), _settings(folder)
+    found = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        number = config.get(f"{name}_id")
+        number = number[0] if isinstance(number, list) else number
+        content = _content(settings.get(name)) or (loaded.id_to_token(number) if isinstance(number, int) else None)
+        if content:
+            found[name] = content
+    return found
 
 
 def stop_ids(folder: Path, tokenizer: Path, config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ class ModelInfo:
     tokenizer_sha256: str
     chat_template: str | None
     bos: int | None
+    template_tokens: dict[str, str]
     stop_ids: tuple[int, ...]
     vocabulary: int
     context: int
@@ -142,10 +143,13 @@ def open_bundle(path: Path) -> Bundle:
     Raises OmniDraftError if the folder is not a bundle, or a file is missing or leaves the folder.
     """
     source = path / MANIFEST
+    make = "make one with: omnidraft export --drafter default --target NAME=SRC --out DIR"
+    if path.is_file():
+        raise OmniDraftError(f"{path}: is a file; give the bundle's folder")
     if not path.is_dir():
-        raise OmniDraftError(f"{path}: no such bundle; make one with: omnidraft export --out {path}")
+        raise OmniDraftError(f"{path}: no such bundle; {make}")
     if not source.is_file():
-        raise OmniDraftError(f"{path}: not a bundle, it has no {MANIFEST}; make one with: omnidraft export")
+        raise OmniDraftError(f"{path}: not a bundle, it has no {MANIFEST}; {make}")
     manifest = parse_manifest(source.read_bytes(), source)
     root = path.resolve()
     for name in manifest["files"]:

@@ -151,7 +151,7 @@ def law(
         if node is not None and node.target >= 0:
             owner = (node.target,)
         prefix, weight = (*prefix, after.head), weight * after.most
-    return Law(masses, spelling, row.head, children, sum(masses.values()))
+    return Law(masses, spelling, row.head, children, min(1.0, sum(masses.values())))
 
 
 def choose(law: Law, sampling: Sampling, position: int) -> int:

@@ -58,7 +58,7 @@ class Engine:
     @classmethod
     def open(
         cls,
-        path: Path,
+        path: Path | str,
         target: str | None = None,
         precision: str | None = None,
         options: Options | None = None,
@@ -73,7 +73,7 @@ class Engine:
         """
         options = options or Options()
         state = state or State(None, warn)
-        pair = load_pair(path, target, precision, threads, drafting=options.draft_length > 0)
+        pair = load_pair(Path(path), target, precision, threads, drafting=options.draft_length > 0)
         w0 = least_rows(pair, state) if options.lossless == "exact" else None
         if options.lossless == "exact" and w0 is None:
             warn(f"no width up to {WIDEST} gives equal rows on this device: the text is near, not exact")

@@ -67,7 +67,7 @@ def load_pair(
 def _load(bundle: Bundle, info: Info, model: str, threads: int) -> LoadedModel[Info]:
     tokens = TokenBytes.from_file(bundle.path / info.tokenizer)
     decoder = Decoder(bundle.path / model, threads)
-    tokens.pad(decoder.vocabulary)
+    tokens.fit(decoder.vocabulary)
     return LoadedModel(info, tokens, PromptEncoder(bundle, info, tokens), decoder)
 
 

@@ -36,27 +36,14 @@ class PromptEncoder:
         if model.chat_template is not None:
             bundle.verify([model.chat_template])
             source = (bundle.path / model.chat_template).read_text(encoding="utf-8")
-            names = {"bos_token": model.bos, "eos_token": model.stop_ids[0] if model.stop_ids else None}
-            content = {id: text for text, id in tokens.special.items()}
-            self.template = ChatTemplate(source, {k: content.get(v, "") for k, v in names.items() if v is not None})
+            self.template = ChatTemplate(source, model.template_tokens)
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the rendered template, up to where the model answers. Needs a template."""
         assert self.template is not None
-        ids: list[int] = []
-        first = True
-        for part in encode_prompt(self.template, list(messages), self._tokens.special):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids += self._encode(part, first)
-                first = False
-        return ids
+        return self._tokens.encode_prompt(encode_prompt(self.template, list(messages), self._tokens.special))
 
     def raw(self, text: str) -> list[int]:
         """Token ids of text to be continued."""
-        return self._begin + self._encode(utf8(text), True)
-
-    def _encode(self, text: bytes, first: bool) -> list[int]:
-        """SentencePiece models put a space before the first word of a prompt."""
-        return self._tokens.encode(b" " + text if first and self._tokens.prefix_space else text)
+        # HF puts bos before a text that was encoded on its own, so the text is still the first segment.
+        return self._begin + self._tokens.encode_prompt([utf8(text)])

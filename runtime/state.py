@@ -198,12 +198,13 @@ def _read(path: Path, schema: str, key: Key) -> Payload:
     try:
         document = json.loads(path.read_bytes(), parse_constant=_no_constant)
         found = document["schema"], document["key"], document["checksum"], document["payload"]
+        digest = hashlib.sha256(_canonical(found[3]).encode()).hexdigest()  # refuses 1e999, which reads as infinity
     except (ValueError, RecursionError, TypeError, LookupError):
         raise _Unusable("damaged", "damaged: not a JSON document of OmniDraft") from None
     found_schema, found_key, checksum, payload = found
     if found_schema != schema:
         raise _Unusable("damaged", f"damaged or of another version: schema {str(found_schema)[:80]!r}, not {schema!r}")
-    if not isinstance(found_key, dict) or checksum != hashlib.sha256(_canonical(payload).encode()).hexdigest():
+    if not isinstance(found_key, dict) or checksum != digest:
         raise _Unusable("damaged", "damaged: the checksum differs")
     different = sorted(name for name in {*found_key, *key} if found_key.get(name) != key.get(name))
     if different:

@@ -52,7 +52,8 @@ class StopMachine:
         if self._closed:
             raise RuntimeError("the text is finished")
         self.completion_tokens += 1
-        data = self._bytes_of[token] if token < len(self._bytes_of) else None
+        shown = token < len(self._bytes_of) and token not in self._stop_ids
+        data = self._bytes_of[token] if shown else None
         text = self._take(self._decoder.decode(data)) if data else ""
         if self.finish_reason is not None:
             return text

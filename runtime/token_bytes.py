@@ -46,7 +46,7 @@ class TokenBytes:
         bytes_of: token id -> its bytes; None for special tokens and unused ids.
         special: content -> id of the special tokens.
         roles: role (a key of ROLES) -> id. "eos" and "end_of_turn" stand for each other where one is missing.
-        prefix_space: whether the model's own tokenizer puts a space before a text that starts a prompt.
+        prefix_space: where the model's own tokenizer puts a space in a prompt (see `tokenizer_file.prefix_space`).
     """
 
     def __init__(self, text: bytes, name: str) -> None:
@@ -63,7 +63,7 @@ class TokenBytes:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = True
-        self.prefix_space = tokenizer_file.adds_prefix_space(document)
+        self.prefix_space = tokenizer_file.prefix_space(document)
         self._byte_level = tokenizer_file.is_byte_level(document)
         added = document["added_tokens"]
         self.special = {token["content"]: token["id"] for token in added if token["special"]}
@@ -81,9 +81,28 @@ class TokenBytes:
         except OSError as error:
             raise OmniDraftError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
 
-    def pad(self, vocabulary: int) -> None:
-        """Let `bytes_of` cover the rows a model has beyond its tokenizer; those ids have no bytes."""
-        self.bytes_of += [None] * (vocabulary - len(self.bytes_of))
+    def fit(self, vocabulary: int) -> None:
+        """Cover the rows of a model: ids beyond the tokenizer have no bytes, tokens beyond the model are forgotten."""
+        self.bytes_of = self.bytes_of[:vocabulary] + [None] * (vocabulary - len(self.bytes_of))
+        self.size = min(self.size, vocabulary)
+        self.special = {content: i for content, i in self.special.items() if i < vocabulary}
+        self.roles = {role: i for role, i in self.roles.items() if i < vocabulary}
+
+    def encode_prompt(self, parts: Sequence[int | bytes]) -> list[int]:
+        """Ids of a prompt given as special ids and the text between them, with the spaces the tokenizer adds."""
+        ids: list[int] = []
+        for number, part in enumerate(parts):
+            if isinstance(part, int):
+                ids.append(part)
+                continue
+            wanted = {
+                "never": False,
+                "first": number == 0 and not part.startswith(b" "),
+                "missing": not part.startswith(b" "),
+                "always": True,
+            }[self.prefix_space]
+            ids += self.encode(b" " + part if wanted and part else part)
+        return ids
 
     def encode(self, text: bytes) -> list[int]:
         """The ids the model's own tokenizer gives `text` as a continuation of other text.

@@ -79,12 +79,20 @@ def is_byte_level(document: dict[str, Any]) -> bool:
     return any(step.get("type") == "ByteLevel" for step in _steps(document.get("pre_tokenizer"), "pretokenizers"))
 
 
-def adds_prefix_space(document: dict[str, Any]) -> bool:
-    """Whether the tokenizer puts a space of its own before a text."""
-    before = _steps(document.get("pre_tokenizer"), "pretokenizers")
-    prepend = any(step.get("type") == "Prepend" for step in _steps(document.get("normalizer"), "normalizers"))
-    scheme = any(step.get("prepend_scheme", "never") != "never" for step in before)
-    return prepend or scheme or any(step.get("add_prefix_space") is True for step in before)
+def prefix_space(document: dict[str, Any]) -> str:
+    """Where the tokenizer puts a space of its own: "never", "first" (a text's beginning), "missing" or "always".
+
+    The last two are before every segment that special tokens leave of a text: "missing" only where
+    the segment does not begin with a space, "always" in any case.
+    """
+    if any(step.get("type") == "Prepend" for step in _steps(document.get("normalizer"), "normalizers")):
+        return "always"
+    for step in _steps(document.get("pre_tokenizer"), "pretokenizers"):
+        if step.get("prepend_scheme") == "first":
+            return "first"
+        if step.get("prepend_scheme") == "always" or step.get("add_prefix_space") is True:
+            return "missing"
+    return "never"
 
 
 def continuation_settings(document: dict[str, Any]) -> dict[str, Any]:

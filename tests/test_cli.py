@@ -66,8 +66,9 @@ def test_prompt_from_standard_input(bundle: Path) -> None:
 
 def test_show_needs_no_model(bundle: Path, tmp_path: Path) -> None:
     done = omnidraft("show", bundle)
-    assert done.returncode == 0 and "smollm2" in done.stdout and "learns" in done.stdout
+    assert done.returncode == 0 and "smollm2" in done.stdout and "LoRA inputs" in done.stdout
     assert json.loads(omnidraft("show", bundle, "--json").stdout)["schema"] == "omnidraft-bundle/1"
+    assert "files are as they were exported" in omnidraft("show", bundle, "--check").stdout
 
 
 def test_bench_writes_rows(bundle: Path, tmp_path: Path) -> None:
@@ -119,12 +120,23 @@ def test_changed_truncated_and_missing_files_are_named(copy: Path) -> None:
     whole = graph.read_bytes()
     replace(graph, whole[:1000] + b"?" + whole[1001:])
     assert "changed since export" in fails("run", copy, "hi", "--no-state")
+    assert "changed since export" in fails("show", copy, "--check")
     replace(graph, whole[:-10])
     assert "truncated" in fails("run", copy, "hi", "--no-state")
     graph.unlink()
     assert "model.onnx: missing" in fails("run", copy, "hi", "--no-state")
     replace(copy / "manifest.json", b"{}")
     assert "not a manifest" in fails("show", copy)
+
+
+def test_a_full_disk_behind_standard_output_is_one_line(bundle: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "omnidraft.tools.cli", "run", str(bundle), QUESTION, "--no-state"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and "No space left" in done.stderr
 
 
 def test_state_folder_that_cannot_be_written(bundle: Path, tmp_path: Path) -> None:

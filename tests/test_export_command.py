@@ -44,5 +44,7 @@ def test_a_malformed_target_is_named(targets: list[str], tmp_path: Path) -> None
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real: Any = importlib.util.find_spec
     monkeypatch.setattr(verb, "find_spec", lambda name: None if name == "gguf" else real(name))
-    with pytest.raises(OmniDraftError, match=r"package gguf; run: pip install 'omnidraft\[export\]'$"):
+    with pytest.raises(
+        OmniDraftError, match=r"package gguf; in the clone run: pip install -c constraints.txt -e '\.\[export\]'$"
+    ):
         verb.export("default", ["a=smollm2"], tmp_path / "out")

@@ -28,6 +28,8 @@ from omnidraft.runtime.errors import OmniDraftError
 # A random model's logits are close together: its top-1 says little about a quantized graph.
 RANDOM = parity.Threshold(0.3, np.inf)
 
+BEFORE = '{"schema": "omnidraft-bundle/1", "files": {}}'
+
 
 class Log:
     """A Progress that remembers, and can raise at a step."""
@@ -202,17 +204,17 @@ def test_a_graph_that_gives_no_numbers_fails(order: Order, models: Path, tmp_pat
 @pytest.mark.parametrize("step", range(5))
 def test_a_failed_export_changes_nothing(step: int, error: BaseException, order: Order) -> None:
     order.out.mkdir(parents=True)
-    (order.out / "manifest.json").write_text("the bundle before")
+    (order.out / "manifest.json").write_text(BEFORE)
     expected = OmniDraftError if isinstance(error, OSError) else type(error)
     with pytest.raises(expected):
         export(order, Log(step, error))
-    assert snapshot(order.out) == {"manifest.json": b"the bundle before"}
+    assert snapshot(order.out) == {"manifest.json": BEFORE.encode()}
     assert [path.name for path in order.out.parent.iterdir()] == ["bundle"]
 
 
 def test_a_rename_that_fails_brings_the_old_bundle_back(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
     order.out.mkdir(parents=True)
-    (order.out / "manifest.json").write_text("the bundle before")
+    (order.out / "manifest.json").write_text(BEFORE)
     real = Path.rename
 
     def rename(self: Path, to: Path) -> Path:
@@ -223,7 +225,7 @@ def test_a_rename_that_fails_brings_the_old_bundle_back(order: Order, monkeypatc
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(OmniDraftError, match="not written"):
         export(order, Log())
-    assert snapshot(order.out) == {"manifest.json": b"the bundle before"}
+    assert snapshot(order.out) == {"manifest.json": BEFORE.encode()}
 
 
 def test_a_folder_that_is_no_bundle_is_left_alone(order: Order) -> None:
@@ -232,6 +234,19 @@ def test_a_folder_that_is_no_bundle_is_left_alone(order: Order) -> None:
     with pytest.raises(OmniDraftError, match="not a bundle; choose another folder"):
         export(order, Log())
     assert snapshot(order.out) == {"letter.txt": b"mine"}
+
+
+def test_what_is_not_of_the_bundle_is_never_deleted(order: Order) -> None:
+    """Neither another program's folder that holds a manifest.json, nor a user's file inside a bundle."""
+    order.out.mkdir(parents=True)
+    (order.out / "manifest.json").write_text('{"name": "a browser extension"}')
+    with pytest.raises(OmniDraftError, match="not a bundle"):
+        export(order, Log())
+    (order.out / "manifest.json").write_text(BEFORE)
+    (order.out / "notes.txt").write_text("mine")
+    with pytest.raises(OmniDraftError, match=r"notes\.txt: is not of the bundle"):
+        export(order, Log())
+    assert (order.out / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -85,3 +87,16 @@ def test_files_stay_readable() -> None:
         str(p.relative_to(ROOT)): n for p in sources() if (n := len(p.read_text(encoding="utf-8").splitlines())) > 330
     }
     assert not long, f"files over 330 lines: {long}"
+
+
+@pytest.mark.parametrize("module", ["runtime.decoder", "adapters.file", "export.pipeline", "tools.cli"])
+def test_telemetry_is_off_before_onnxruntime_is_imported(module: str) -> None:
+    code = (
+        "import sys, os, importlib.abc\n"
+        "class Watch(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'onnxruntime': assert os.environ.get('ORT_DISABLE_TELEMETRY') == '1'\n"
+        f"sys.meta_path.insert(0, Watch())\nimport omnidraft.{module}"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -345,3 +345,16 @@ def test_a_lock_that_is_never_freed_costs_the_save_and_not_the_run(
         assert state.load(DOCUMENT, SCHEMA, KEY) is None
     assert len(lines) == 2
     assert state.load(DOCUMENT, SCHEMA, KEY) == payload(1)
+
+
+def test_a_number_beyond_all_bounds_is_damage(tmp_path: Path) -> None:
+    """JSON has no infinity, but 1e999 reads as one."""
+    complaints: list[str] = []
+    state = State(tmp_path, complaints.append)
+    state.update("calibration.json", "omnidraft-calibration/1", {}, lambda old: {})
+    text = (tmp_path / "calibration.json").read_text().replace('"payload":{}', '"payload":{"a":1e999}')
+    text = text.replace('"payload": {}', '"payload": {"a": 1e999}')
+    assert "1e999" in text
+    (tmp_path / "calibration.json").write_text(text)
+    assert state.load("calibration.json", "omnidraft-calibration/1", {}) is None
+    assert len(complaints) == 1

@@ -132,3 +132,10 @@ def test_bad_options_are_refused() -> None:
         StopMachine((), ["a", ""], 1, BYTES)
     with pytest.raises(OmniDraftError, match="at least 1"):
         StopMachine((), [], 0, BYTES)
+
+
+def test_a_stop_token_with_text_of_its_own_is_not_shown() -> None:
+    """Some checkpoints end with a token that their tokenizer does not mark as special."""
+    machine = StopMachine([1], [], 10, [b"a", b"</eos>"])
+    assert machine.push(0) + machine.push(1) == "a"
+    assert machine.finish_reason == "stop"

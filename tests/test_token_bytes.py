@@ -66,7 +66,11 @@ def own(name: str) -> Tokenizer:
 @given(text=VALID)
 def test_encode_is_what_the_own_tokenizer_says_behind_other_text(name: str, text: str) -> None:
     tokens, tokenizer = real_tokenizers.load(name), own(name)
-    before = tokenizer.encode("\x07", add_special_tokens=False).ids if tokens.prefix_space or name == "gemma3" else []
+    before = (
+        tokenizer.encode("\x07", add_special_tokens=False).ids
+        if tokens.prefix_space != "never" or name == "gemma3"
+        else []
+    )
     whole = tokenizer.encode("\x07" * bool(before) + text, add_special_tokens=False).ids
     assert whole[: len(before)] == before
     if tokens.spells(whole[len(before) :], text.encode()):  # else it changed the text: no ids of its own are exact
@@ -162,8 +166,32 @@ def test_added_tokens_that_are_not_special_are_text() -> None:
     assert think not in tokens.special.values()
 
 
+@pytest.mark.parametrize("name", [name for name in ALL if name != "tekken"])  # its special ids are made up here
+def test_prompt_segments_are_what_the_own_tokenizer_says(name: str) -> None:
+    """Text between special tokens, with the spaces that the tokenizer adds to its beginning or to each segment."""
+    tokens = real_tokenizers.load(name)
+    tokenizer = Tokenizer.from_file(str(real_tokenizers.path(name)))
+    added = [t for t in tokenizer.get_added_tokens_decoder().values() if t.special and not (t.lstrip or t.rstrip)]
+    special = added[0].content
+    for segments in (["Hello there", " and more", "\nx"], ["", "[INST] hi [/INST]", " ", "bye"], [" a", "b"]):
+        parts: list[int | bytes] = []
+        for segment in segments:
+            parts += [segment.encode()] * bool(segment) + [tokens.special[special]]
+        whole = tokenizer.encode("".join(s + special for s in segments), add_special_tokens=False).ids
+        assert tokens.encode_prompt(parts) == whole
+
+
+def test_a_model_with_fewer_rows_forgets_tokens_and_one_with_more_has_no_bytes_there() -> None:
+    tokens = TokenBytes.from_file(real_tokenizers.path("llama2"))
+    tokens.fit(tokens.size + 3)
+    assert tokens.bytes_of[-3:] == [None] * 3
+    tokens.fit(2)
+    assert set(tokens.special.values()) | set(tokens.roles.values()) <= {0, 1} and len(tokens.bytes_of) == 2
+
+
 def test_prefix_space_is_told_and_not_added() -> None:
-    assert [name for name in ALL if real_tokenizers.load(name).prefix_space] == ["llama2", "mistral-v1"]
+    told = {name: real_tokenizers.load(name).prefix_space for name in ALL}
+    assert {name for name, where in told.items() if where != "never"} == {"llama2", "mistral-v1"}
     tokens = real_tokenizers.load("llama2")
     own_ids = Tokenizer.from_file(str(real_tokenizers.path("llama2"))).encode("Hello", add_special_tokens=False).ids
     assert tokens.encode(b" Hello") == own_ids != tokens.encode(b"Hello")

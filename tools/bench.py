@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "speed-up: against plain decoding with 1-row passes, median over prompts. accept: acceptance rate; "
-    "/verify: tokens per verify; n-gram: n-gram use; cover: coverage; equal: texts equal to plain decoding."
+    "/verify: tokens per verify; n-gram: n-gram use; cover: coverage; equal: texts equal to plain decoding. "
+    "static + online is what omnidraft run uses; below 1.00, drafting costs more than it brings."
 )
 
 
@@ -90,7 +91,7 @@ def bench(
                 engines = make_rows(pair, options, w0)
                 bar = progress.add_task(task, total=len(texts) * len(engines))
                 rows += measure(engines, task, texts, arguments, lambda: progress.advance(bar))  # noqa: B023
-    for table in _tables(rows, sampling):
+    for table in _tables(rows, name, sampling):
         console.print(table)
     console.print(LEGEND)
     for row in rows:
@@ -142,7 +143,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
         raise OmniDraftError(f"{path}: cannot be written ({error.strerror}); give --json another file") from None
 
 
-def _tables(rows: list[Row], sampling: Sampling) -> Iterator[Any]:
+def _tables(rows: list[Row], target: str, sampling: Sampling) -> Iterator[Any]:
     """One table for each task and precision, narrow enough for a terminal of 80 columns."""
     from rich import box
     from rich.markup import escape
@@ -150,7 +151,7 @@ def _tables(rows: list[Row], sampling: Sampling) -> Iterator[Any]:
 
     how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
     for (task, precision), group in groupby(rows, lambda row: (row.task, row.precision)):
-        title = f"{escape(task)}: {precision}, {how}"
+        title = f"{escape(task)}: {target} {precision}, {how}"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("row", no_wrap=True)
         for column in ("tok/s", "speed-up", "accept", "/verify", "n-gram", "cover", "equal"):

@@ -39,13 +39,16 @@ def guarded(verb: Callable[..., None]) -> Callable[..., None]:
         except OmniDraftError as error:
             print(f"omnidraft: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                # The reader of a pipe is gone; Python would complain again when it flushes at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(141) from None
+            print(f"omnidraft: {error.filename or verb.__name__}: {error.strerror or error}", file=sys.stderr)
+            raise typer.Exit(1) from None
         except KeyboardInterrupt:
             print("omnidraft: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
-        except BrokenPipeError:
-            # The reader of a pipe is gone; Python would complain again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(141) from None
 
     return run_verb
 

@@ -32,7 +32,9 @@ def export(
         targets[name] = source
     for module in ("torch", "transformers", "onnx", "onnxruntime_genai", "gguf", "safetensors", "psutil"):
         if find_spec(module) is None:
-            raise OmniDraftError(f"export needs the package {module}; run: pip install 'omnidraft[export]'")
+            raise OmniDraftError(
+                f"export needs the package {module}; in the clone run: pip install -c constraints.txt -e '.[export]'"
+            )
     from omnidraft.export.pipeline import Order
     from omnidraft.export.pipeline import export as run
 

@@ -61,6 +61,8 @@ def run(
     options = Options(draft, lossless, verification)
     folder = None if no_state else state or default_state_folder()
     engine = Engine.open(bundle, target, precision, options, State(folder, o.warn), threads, o.warn)
+    if engine.pair.target.prompts.template is None and not raw:
+        o.warn(f"target {engine.pair.name!r} has no chat template: the prompt is continued as text")
     interrupted = False
     try:
         with closing(engine.stream(text, sampling, max_new_tokens, stop or (), raw)) as stream:
@@ -72,23 +74,23 @@ def run(
         interrupted = True
     report = engine.report
     if report is not None:
-        _close(report, as_json, verbose)
+        _close(report, sampling.temperature > 0, as_json, verbose)
     if interrupted:
         raise KeyboardInterrupt
 
 
-def _close(report: Report, as_json: bool, verbose: bool) -> None:
+def _close(report: Report, sampled: bool, as_json: bool, verbose: bool) -> None:
     if as_json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
         return
     print(flush=True)
-    print(summary(report), file=sys.stderr)
+    print(summary(report, sampled), file=sys.stderr)
     if verbose:
         for line in details(report):
             print(line, file=sys.stderr)
 
 
-def summary(report: Report) -> str:
+def summary(report: Report, sampled: bool) -> str:
     """The closing line: tokens, speed, acceptance, and which promise held."""
     parts = [f"{report.completion_tokens} tokens"]
     if report.tokens_per_second is not None:
@@ -99,6 +101,10 @@ def summary(report: Report) -> str:
         parts.append(f"{report.tokens_per_verify:.2f} tokens per verify")
     parts.append(f"draft {report.draft}" if report.draft == "off" else f"draft k = {report.draft_length}")
     parts.append(PROMISES[report.lossless])
+    if sampled:
+        parts.append(f"seed {report.seed}")
+    if report.finish_reason == "length":
+        parts.append("cut at --max-new-tokens")
     return " · ".join(parts)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def show(
     bundle: o.BundlePath,
+    check: Annotated[bool, typer.Option("--check", help="Compare every file with its hash.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as it is.")] = False,
 ) -> None:
     """Describe a bundle."""
@@ -25,31 +26,35 @@ def show(
     from omnidraft.runtime.bundle import MANIFEST, open_bundle
 
     opened = open_bundle(bundle)
+    if check:
+        opened.verify(opened.files)
     if as_json:
         print(json.dumps(json.loads((bundle / MANIFEST).read_text(encoding="utf-8")), indent=1))
         return
     console = Console()
+    if check:
+        console.print(f"all {len(opened.files)} files are as they were exported")
     table = Table(title=escape(str(bundle)), title_justify="left")
-    for column in ("model", "precision", "MB", "vocabulary", "context", "top-1", "greedy"):
-        table.add_column(column, justify="right" if column in ("MB", "vocabulary", "context", "top-1") else "left")
+    for column in ("model", "precision", "MB", "vocabulary", "context", "same top-1", "same text"):
+        table.add_column(column, justify="right" if column in ("MB", "vocabulary", "context", "same top-1") else "left")
 
     drafter = opened.drafter
-    learns = "learns" if drafter.trainable else "cannot learn"
     lines: list[tuple[str, ModelInfo, str, str, dict[str, Any]]] = [
-        (f"drafter ({learns})", drafter, drafter.model, drafter.precision, drafter.parity)
+        ("drafter", drafter, drafter.model, drafter.precision, drafter.parity)
     ]
     for name, target in opened.targets.items():
         lines += [(f"target {name}", target, graph.model, graph.precision, graph.parity) for graph in target.graphs]
     for label, info, model, precision, parity in lines:
         size = sum(opened.files[name]["size"] for name in opened.folder_files(model)) / 1e6
         sizes = (f"{size:.1f}", str(info.vocabulary), str(info.context))
-        equal = "equal" if parity["greedy_equal"] else "differs"
+        equal = "yes" if parity["greedy_equal"] else "no"
         table.add_row(label, precision, *sizes, f"{parity['top1_agreement']:.3f}", equal)
     console.print(table)
     described: dict[str, ModelInfo] = {"drafter": drafter, **opened.targets}
     for label, info in described.items():
         console.print(f"{label}: {info.architecture}, from {info.source['name']}, licence {info.license}", markup=False)
     console.print(
-        "top-1 and greedy: agreement with the source checkpoint on the parity gate's text. "
+        f"The drafter {'has' if drafter.trainable else 'has no'} LoRA inputs. same top-1, same text: greedy choices "
+        "and text against the source checkpoint; drafting never changes a graph's own text. "
         f"Exported {opened.created} with " + ", ".join(f"{k} {v}" for k, v in opened.tools.items())
     )

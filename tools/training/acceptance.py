@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from omnidraft.runtime.drafting import choose, law
+from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.sampling import Sampling
 from omnidraft.runtime.token_bytes import TokenBytes
 from omnidraft.runtime.translation import Mode, Translation
@@ -102,6 +103,8 @@ class Validation:
             if row.is_greedy and answer and len(prompt) < LONGEST // 2 and len(group) < ROWS_A_TASK:
                 group.append((row, prompt, answer[: LONGEST - len(prompt)]))
         self._texts = {task: group for task, group in sorted(self._texts.items()) if group}
+        if not self._texts:
+            raise OmniDraftError("no held-out greedy answer is short enough to validate with; give more --prompts")
 
     @property
     def sizes(self) -> dict[str, int]:

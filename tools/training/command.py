@@ -58,7 +58,8 @@ def train_drafter(
     for module in ("torch", "transformers", "onnx", "onnxruntime_genai", "gguf", "safetensors", "matplotlib"):
         if find_spec(module) is None:
             raise OmniDraftError(
-                f"train-drafter needs the package {module}; run: pip install 'omnidraft[export,train]'"
+                f"train-drafter needs the package {module}; "
+                "in the clone run: pip install -c constraints.txt -e '.[export,train]'"
             )
     plan = Plan(steps, batch, length, rate, distill, patience, seed)
     threads = threads or os.cpu_count() or 1
@@ -148,6 +149,8 @@ def _run(order: _Order, plan: Plan, log: Log) -> None:
     )
     trainer = Trainer(model, data, lambda m: validation.measure(m, order.device), plan, order.out, order.device, log)
     trainer.run()
+    if not trainer.progress.history:
+        raise OmniDraftError("--steps: the run has gone further already and was never validated; give more steps")
     best = trainer.progress.history[trainer.progress.best()]
     log.note(
         f"{order.out}: the drafter of step {best['step']}, the best of {len(trainer.progress.history)} validations"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ def draw_curve(history: Sequence[Mapping[str, Any]], path: Path) -> None:
     tokens = [record["tokens"] / 1e6 for record in history]
     for number, task in enumerate(history[-1]["acceptance"]):
         for k, style in (("k1", "-"), ("k4", "--")):
-            values = [record["acceptance"][task][k] for record in history]
+            values = [record["acceptance"].get(task, {}).get(k, math.nan) for record in history]
             rates.plot(tokens, values, style, color=f"C{number}", marker=".", label=f"{task}, {k[0]} = {k[1]}")
     rates.set_xlabel("training tokens, millions")
     rates.set_ylabel("predicted acceptance rate, held-out prompts")

@@ -27,10 +27,9 @@ class Target:
         """The chat template, None if the checkpoint has none."""
         if self.source.chat_template is None:
             return None
-        content = {id: text for text, id in self.tokens.special.items()}
-        named = {"bos_token": self.source.bos, "eos_token": self.source.stop_ids[0] if self.source.stop_ids else None}
-        specials = {name: content.get(id, "") for name, id in named.items() if id is not None}
-        return ChatTemplate(self.source.chat_template, specials, f"{self.source.name}: chat template")
+        return ChatTemplate(
+            self.source.chat_template, self.source.template_tokens, f"{self.source.name}: chat template"
+        )
 
     @property
     def longest(self) -> int:
@@ -45,7 +44,7 @@ class Target:
 
     def chat(self, prompt: str) -> list[int]:
         """Ids of a prompt as the runtime gives them to this target."""
-        return self._join(self._parts(prompt))
+        return self.tokens.encode_prompt(self._parts(prompt))
 
     def answer(self, row: Row) -> list[int]:
         """Ids of an answer, with the stop id if it was finished."""
@@ -61,7 +60,7 @@ class Target:
         parts: list[int | bytes] = []
         for part in self._parts(MARK.decode()):
             if isinstance(part, bytes) and MARK in part:
-                return self._join([*parts, part[: part.index(MARK)]])
+                return self.tokens.encode_prompt([*parts, part[: part.index(MARK)]])
             parts.append(part)
         raise OmniDraftError(
             f"--invent: the chat template of {self.source.name} changes the user's words; use --prompts"
@@ -74,20 +73,10 @@ class Target:
         messages = [{"role": "user", "content": prompt}]
         return encode_prompt(self.template, messages, self.tokens.special)
 
-    def _join(self, parts: list[int | bytes]) -> list[int]:
-        """SentencePiece models put a space before the first word of a prompt."""
-        ids: list[int] = []
-        first = True
-        for part in parts:
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids += self.tokens.encode(b" " + part if first and self.tokens.prefix_space else part)
-                first = False
-        return ids
-
 
 def open_target(name: str) -> Target:
     """Find and read a checkpoint; names as for `omnidraft export`. Raises OmniDraftError as that does."""
     source = resolve(locate(name))
-    return Target(source, TokenBytes.from_file(source.tokenizer))
+    tokens = TokenBytes.from_file(source.tokenizer)
+    tokens.fit(source.vocabulary)
+    return Target(source, tokens)

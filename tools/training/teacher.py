@@ -39,7 +39,7 @@ class Teacher:
             try:
                 with np.load(path) as file:
                     keys, ends, ids, p = (file[name] for name in ("keys", "ends", "ids", "p"))
-            except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            except (EOFError, ValueError, KeyError, zipfile.BadZipFile):
                 log.note(f"{path}: damaged; its rows are computed again")
                 path.unlink()
                 continue
