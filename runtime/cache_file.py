@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from omnidraft.runtime.ngram_cache import SCHEMA, NgramCache, Spelling, validated
 from omnidraft.runtime.state import Key, Payload, State
@@ -27,22 +28,29 @@ class CacheFile:
         self._relative = relative
         self._key = key
         self._bytes = draft_bytes, target_bytes
+        self._missing = True
+
+    @property
+    def path(self) -> Path | None:
+        """Where the document is, None if nothing is kept."""
+        return None if self._state.folder is None else self._state.folder / self._relative
 
     def open(self, capacity: int = 4096, static: Mapping[Spelling, int] | None = None) -> NgramCache:
         """The cache as the file has it; an empty one where there is no file that can be used."""
-        return NgramCache.from_payload(
-            self._checked(self._state.load(self._relative, SCHEMA, self._key)), capacity, static
-        )
+        payload = self._checked(self._state.load(self._relative, SCHEMA, self._key))
+        self._missing = payload is None
+        return NgramCache.from_payload(payload, capacity, static)
 
     def save(self, cache: NgramCache) -> None:
         """Add what `cache` counted since its last load or save to the file, and take over what others added.
 
         If it cannot be written, one line says why, and the next save tries again with nothing lost or counted twice.
         """
-        if not cache.unsaved:
+        if not cache.unsaved and not self._missing:
             return
         written = self._state.update(self._relative, SCHEMA, self._key, lambda old: cache.merged(self._checked(old)))
         if written is not None:
+            self._missing = False
             cache.adopt(written)
 
     def _checked(self, payload: Payload | None) -> Payload | None:

@@ -128,6 +128,11 @@ class Engine:
         assert self.report is not None
         return self.report
 
+    @property
+    def cache_path(self) -> Path | None:
+        """The n-gram cache's file, None if nothing is kept."""
+        return None if self.cache is None else self._cache_file.path
+
     def save(self) -> None:
         """Write the n-gram cache to the state; counts of other processes are added up with ours."""
         if self.cache is not None:

@@ -64,6 +64,13 @@ def test_prompt_from_standard_input(bundle: Path) -> None:
     assert json.loads(done.stdout)["completion_tokens"] == 8
 
 
+def test_verbose_says_what_ran_where_and_where_the_cache_is(bundle: Path, tmp_path: Path) -> None:
+    done = omnidraft("run", bundle, QUESTION, "--max-new-tokens", "8", "--state", tmp_path / "s", "--verbose")
+    (file,) = tmp_path.rglob("ngram_cache.json")  # also where nothing was learned yet
+    assert f"entries in {file}" in done.stderr
+    assert "CPUExecutionProvider" in done.stderr and "seconds by phase" in done.stderr
+
+
 def test_show_needs_no_model(bundle: Path, tmp_path: Path) -> None:
     done = omnidraft("show", bundle)
     assert done.returncode == 0 and "smollm2" in done.stdout and "LoRA inputs" in done.stdout

@@ -75,6 +75,8 @@ def run(
     report = engine.report
     if report is not None:
         _close(report, sampling.temperature > 0, as_json, verbose)
+        if verbose and engine.cache is not None and engine.cache_path is not None:
+            print(f"n-gram cache: {len(engine.cache)} entries in {engine.cache_path}", file=sys.stderr)
     if interrupted:
         raise KeyboardInterrupt
 
