@@ -133,7 +133,7 @@ def parse_manifest(text: str | bytes, path: Path) -> dict[str, Any]:
         manifest = json.loads(text)
         _check()(manifest)
     except ValueError as error:  # of decoding, JSON and schema alike
-        raise OmniDraftError(f"{path}: not a manifest of this version of OmniDraft ({error}); export the bundle again") from None
+        raise OmniDraftError(f"{path}: not a manifest of this OmniDraft ({error}); export the bundle again") from None
     return manifest
 
 
