@@ -19,10 +19,15 @@ from omnidraft.export.pipeline import Order, export
 from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.options import Options
 from omnidraft.runtime.sampling import Sampling
+from omnidraft.runtime.state import State
 from omnidraft.runtime.translation import Mode
 from omnidraft.tools.cli import app
 from omnidraft.tools.training import generate
-from omnidraft.tools.training.rows import is_held_out, read_rows
+from omnidraft.tools.training.generate import Writer
+from omnidraft.tools.training.network import load_network
+from omnidraft.tools.training.rows import is_held_out, read_prompts, read_rows
+from omnidraft.tools.training.target import open_target
+from omnidraft.tools.training.teacher import Teacher
 
 ANSWER = 40
 STEPS = "45"
@@ -57,6 +62,14 @@ class Quiet:
     def plan(self, steps: int) -> None: ...
     def step(self, what: str) -> None: ...
     def note(self, text: str) -> None: ...
+
+
+class SilentLog:
+    """A training Log that says nothing."""
+
+    def note(self, line: str) -> None: ...
+    def stage(self, what: str, total: int) -> None: ...
+    def advance(self, steps: int, what: str) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +136,9 @@ def test_a_finished_run_does_nothing_more(folder: Path, drafter: Path) -> None:
 
 
 def test_the_forecast_is_what_the_engine_measures(folder: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parity, "THRESHOLDS", {**parity.THRESHOLDS, "fp32": parity.Threshold(0.3, np.inf)})
+    monkeypatch.setattr(parity, "THRESHOLDS", {**parity.THRESHOLDS, "int8": parity.Threshold(0.3, np.inf)})
     out = folder / "bundle"
-    export(Order(str(drafter), {"t": str(folder / "target")}, out, ("fp32",), "fp32"), Quiet())
+    export(Order(str(drafter), {"t": str(folder / "target")}, out, ("int8",), "fp32"), Quiet())
     records = [json.loads(line) for line in (drafter / "log.jsonl").read_text().splitlines()]
     best = max(records, key=lambda record: (record["acceptance"]["words"]["k1"], -record["step"]))
     held = [row for row in read_rows([drafter / "text.jsonl"])[0] if is_held_out(row.prompt) and row.is_greedy]
@@ -141,6 +154,23 @@ def test_the_forecast_is_what_the_engine_measures(folder: Path, drafter: Path, m
         assert abs(accepted / proposed - forecast) < 0.02, (accepted / proposed, forecast)
 
 
+def test_what_was_likely_is_kept_while_text_is_written(folder: Path, tmp_path: Path) -> None:
+    log, target = SilentLog(), open_target(str(folder / "target"))
+    network = load_network(target.source, "cpu", 1)
+    prompts = read_prompts([folder / "prompts.jsonl"])[0][:12]
+    Writer(target, network, tmp_path / "text.jsonl", log, 0, Teacher(tmp_path / "kept", target, log)).answer_all(
+        prompts
+    )
+    rows = read_rows([tmp_path / "text.jsonl"])[0]
+    kept, read = Teacher(tmp_path / "kept", target, log), Teacher(tmp_path / "read", target, log)
+    missing = kept.missing(rows)
+    assert len(missing) < len(rows) / 2, "only text that is spelled anew in other tokens has to be read"
+    read.fill(rows, network)
+    for row in [row for row in rows if row not in missing]:
+        assert np.allclose(np.sort(kept.top(row).p, 1), np.sort(read.top(row).p, 1), atol=2e-3)
+        assert np.array_equal(kept.top(row).ids[:, 0], read.top(row).ids[:, 0])
+
+
 def test_a_drafter_copied_from_the_target(folder: Path, drafter: Path) -> None:
     said = train(
         folder, "copied", "--text", str(drafter / "text.jsonl"), "--steps", "10", "--shape", "target:0,1",
@@ -149,6 +179,53 @@ def test_a_drafter_copied_from_the_target(folder: Path, drafter: Path) -> None:
     assert "best of" in said
     config = json.loads((folder / "copied" / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"]) == (64, 2)
+
+
+def test_a_small_target_of_another_architecture_shares_the_drafter(
+    folder: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = ("--text", str(drafter / "text.jsonl"))
+    said = train(
+        folder, "small", *text, "--steps", "30", "--shape", "qwen3:64x2", "--vocabulary", "360", "--batch", "8",
+        "--length", "64", "--rate", "4e-3",
+    )  # fmt: skip
+    assert "best of" in said
+    assert json.loads((folder / "small" / "config.json").read_text())["model_type"] == "qwen3"
+    monkeypatch.setattr(parity, "THRESHOLDS", {**parity.THRESHOLDS, "int8": parity.Threshold(0.2, np.inf)})
+    out = folder / "two"
+    targets = {"first": str(folder / "target"), "second": str(folder / "small")}
+    export(Order(str(drafter), targets, out, ("int8",), "int8"), Quiet())
+    prompts = [row.prompt for row in read_rows([drafter / "text.jsonl"])[0][:6]]
+    caches = set()
+    for name in targets:
+        plain = Engine.open(out, name, options=Options("off"), state=State(folder / "state", print))
+        ours = Engine.open(out, name, options=Options("3"), state=State(folder / "state", print))
+        reports = [ours.generate(prompt, sampling=Sampling(), max_new_tokens=24) for prompt in prompts]
+        assert [report.tokens for report in reports] == [
+            plain.generate(prompt, sampling=Sampling(), max_new_tokens=24).tokens for prompt in prompts
+        ]
+        assert sum(report.counts["accepted"] for report in reports) > 5
+        assert ours.cache_path is not None
+        caches.add(ours.cache_path)
+    assert len(caches) == 2, "each target has a cache of its own"
+
+
+def test_text_can_be_left_out(folder: Path, drafter: Path) -> None:
+    text = ("--text", str(drafter / "text.jsonl"), "--steps", "0")
+    said = train(folder, "left", *text, "--leave-out", "boat|water")
+    rows = read_rows([drafter / "text.jsonl"])[0]
+    count = sum("boat" in row.prompt + row.answer or "water" in row.prompt + row.answer for row in rows)
+    assert f"--leave-out: {count} of 400 rows left out" in said and 0 < count < 400
+    assert "--leave-out (: not a regular expression" in train(folder, "left", *text, "--leave-out", "(", status=1)
+
+
+def test_a_folder_belongs_to_its_target(folder: Path, drafter: Path) -> None:
+    write_checkpoint(folder / "other")
+    arguments = ["train-drafter", "--target", folder / "other", "--out", drafter, "--steps", "0"]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 1 and "holds text of target; give another --out for other" in " ".join(
+        result.output.split()
+    )
 
 
 @pytest.mark.parametrize(

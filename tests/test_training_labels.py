@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import accumulate
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.tools.training.loop import distillation_loss
+from omnidraft.tools.training import loss
+from omnidraft.tools.training.loss import distillation_loss
 from omnidraft.tools.training.projection import project, spelling_table, starts
 
 # Target tokens and their spelling in the drafter's a=0, b=1, c=2, ab=3.
@@ -108,3 +110,27 @@ def test_positions_without_soft_labels_keep_their_hard_ones() -> None:
     assert not torch.allclose(distillation_loss(logits, labels, one, soft_ids, soft_p, 1.0), plain)
     one_hot = (torch.tensor([[1, 0]]), torch.tensor([[1.0, 0.0]]))
     assert torch.allclose(distillation_loss(logits, labels, one, *one_hot, 0.5), plain), "a one-hot p̃ is a hard label"
+
+
+def test_the_loss_and_its_gradient_are_those_of_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against autograd, in chunks that do not divide the positions, with and without labels of each kind."""
+    monkeypatch.setattr(loss, "CHUNK", 7)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(30, 11, generator=generator)
+    labels = torch.randint(-1, 11, (30,), generator=generator)
+    soft = torch.randint(-1, 5, (30,), generator=generator)
+    ids, p = torch.randint(0, 11, (5, 3), generator=generator), torch.rand(5, 3, generator=generator)
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    value = loss.distillation_loss(ours, labels, soft, ids, p, 0.3)
+    log_q = torch.log_softmax(theirs, -1)
+    terms = []
+    for n in range(30):
+        if labels[n] >= 0:
+            hard = -log_q[n, labels[n]]
+            toward = -(p[soft[n]] * log_q[n, ids[soft[n]]]).sum()
+            terms.append(hard if soft[n] < 0 else 0.7 * hard + 0.3 * toward)
+    expected = torch.stack(terms).mean()
+    assert torch.allclose(value, expected, atol=1e-6)
+    (value * 2).backward()
+    (expected * 2).backward()
+    assert theirs.grad is not None and torch.allclose(ours.grad, theirs.grad, atol=1e-6)

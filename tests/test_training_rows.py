@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnidraft.runtime.chat import ChatTemplate, encode_prompt
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.token_bytes import TokenBytes
 from omnidraft.tools.training.command import _split
@@ -21,7 +22,7 @@ from omnidraft.tools.training.rows import (
     read_prompts,
     read_rows,
 )
-from omnidraft.tools.training.tokenizer import ASSISTANT, END, USER, encode_rows, train_tokenizer
+from omnidraft.tools.training.tokenizer import DIALECTS, encode_rows, train_tokenizer
 
 
 def row(number: int, prompt: str = "a", temperature: float | None = 0.0) -> Row:
@@ -91,13 +92,27 @@ def test_white_space_around_a_prompt_changes_no_side() -> None:
     assert all(is_held_out(f"prompt {n}") == is_held_out(f" prompt {n}\n") for n in range(200))
 
 
-def test_digits_stand_alone_and_special_tokens_in_text_stay_text(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    train_tokenizer(["There are 1234 and 1234 and 12 cats."] * 20, 400, path)
+@pytest.mark.parametrize("family", DIALECTS)
+def test_digits_stand_alone_and_special_tokens_in_text_stay_text(family: str, tmp_path: Path) -> None:
+    path, dialect = tmp_path / "tokenizer.json", DIALECTS[family]
+    train_tokenizer(["There are 1234 and 1234 and 12 cats."] * 20, 400, path, dialect)
     tokens = TokenBytes.from_file(path)
     assert [tokens.bytes_of[i] for i in tokens.encode(b"1234")] == [b"1", b"2", b"3", b"4"]
     assert any(len(piece or b"") > 3 for piece in tokens.bytes_of), "the check is vacuous"
-    prompts, answers = encode_rows([Row("1", "t", f"a {END} b", "c", 0.0, False), row(2)], tokens)
-    user, assistant, end = (tokens.special[name] for name in (USER, ASSISTANT, END))
-    assert prompts[0][0] == user and prompts[0][-1] == assistant and end not in prompts[0]
+    stop = dialect.special[0]
+    prompts, answers = encode_rows([Row("1", "t", f"a {stop} b", "c", 0.0, False), row(2, "a b")], tokens)
+    assert len(prompts[0]) > len(prompts[1]) + 2, "no special token came out of the text"
+    end = tokens.special[stop]
+    assert end == 0, "the configuration names id 0 as the end"
     assert end not in answers[0] and answers[1][-1] == end, "only a finished answer ends"
+
+
+@pytest.mark.parametrize("family", DIALECTS)
+def test_training_spells_a_conversation_as_the_chat_template_does(family: str, tmp_path: Path) -> None:
+    dialect = DIALECTS[family]
+    train_tokenizer(["What are cats?", "Cats are cats."] * 20, 400, tmp_path / "tokenizer.json", dialect)
+    tokens = TokenBytes.from_file(tmp_path / "tokenizer.json")
+    template = ChatTemplate(dialect.template, {}, family)
+    parts = encode_prompt(template, [{"role": "user", "content": "What are cats?"}], tokens.special)
+    prompts, _ = encode_rows([Row("1", "t", "What are cats?", "Cats.", 0.0, True)], tokens)
+    assert tokens.encode_prompt(parts) == prompts[0]

@@ -14,8 +14,9 @@ from omnidraft.export import cache
 from omnidraft.export.target import MODEL, build_target
 from omnidraft.runtime.decoder import Decoder
 from omnidraft.tools.training import generate
-from omnidraft.tools.training.generate import Job, Writer, decode
+from omnidraft.tools.training.generate import Job, Writer, Written, decode
 from omnidraft.tools.training.network import Network, OnnxNetwork, TorchNetwork
+from omnidraft.tools.training.openings import OPENINGS
 from omnidraft.tools.training.rows import Prompt, Row, read_rows
 from omnidraft.tools.training.target import Target, open_target
 from omnidraft.tools.training.teacher import TOP, Teacher
@@ -85,13 +86,14 @@ def test_both_networks_agree_on_rows_of_unequal_length(target: Target, graph: Ne
 def test_a_batch_decodes_as_the_runtime_does(target: Target, graph: Network, model: Path) -> None:
     decoder = Decoder(model)
     jobs = [Job(target.chat(p.prompt), 0.0, 1) for p in PROMPTS]
-    for job, (ids, finished) in zip(jobs, decode(graph, jobs, 12, [0]), strict=True):
+    for job, written in zip(jobs, decode(graph, jobs, 12, [0]), strict=True):
         decoder.rollback(0)
         row, plain = decoder.run(job.ids)[-1], []
         while len(plain) < 12 and (token := int(row.argmax())) != 0:
             plain.append(token)
             row = decoder.run([token])[-1]
-        assert ids == plain and finished == (len(plain) < 12)
+        assert written.ids == plain and written.finished == (len(plain) < 12)
+        assert [int(top.ids[0, 0]) for top in written.tops] == [*plain, 0][:12]
 
 
 def test_a_draw_follows_the_law() -> None:
@@ -135,16 +137,19 @@ def test_a_target_invents_prompts_where_its_user_would_speak(
     writer = Writer(target, graph, path, Notes())
     asked: list[list[Job]] = []
 
-    def decoded(_: Network, jobs: Any, limit: int, stops: Any) -> list[tuple[list[int], bool]]:
+    def decoded(_: Network, jobs: Any, limit: int, stops: Any) -> list[Written]:
         asked.append(list(jobs))
-        return [(target.tokens.encode(b"say %d" % (job.seed % 1000)) * (1 + limit // 40), True) for job in jobs]
+        texts = [target.tokens.encode(b" say %d" % (job.seed % 1000)) * (1 + limit // 40) for job in jobs]
+        return [Written(ids, True, []) for ids in texts]
 
     monkeypatch.setattr(generate, "decode", decoded)
     writer.invent(40)
     writer.invent(40)
     rows = read_rows([path])[0]
     assert len(rows) == 40 == len({r.prompt for r in rows}) and {r.task for r in rows} == {"invented"}
-    assert all(job.ids == target.header() and job.temperature == 1 for job in asked[0])
+    begun = [target.header() + target.tokens.encode(opening.encode()) for opening in OPENINGS]
+    assert all(job.ids in begun and job.temperature == 1 for job in asked[0])
+    assert len({tuple(job.ids) for job in asked[0]}) > 8
     Writer(target, graph, path, Notes()).invent(45)
     assert len({r.id for r in read_rows([path])[0]}) == 45
 
@@ -165,6 +170,12 @@ def test_teacher_says_what_the_target_says(target: Target, graph: Network, model
         assert top.ids.shape == (len(answer), TOP)
         assert np.allclose(top.p, np.take_along_axis(p, top.ids, 1), atol=2e-3)
         assert np.allclose(np.sort(top.p, 1), np.sort(p, 1)[:, -TOP:], atol=2e-3)
+
+
+def test_an_invented_prompt_that_was_cut_off_ends_with_a_sentence() -> None:
+    assert generate.whole_sentences("One. Two! Three") == "One. Two!"
+    assert generate.whole_sentences("1.5 and\nso on") == "1.5 and"
+    assert generate.whole_sentences("no end") == ""
 
 
 def test_a_damaged_teacher_file_is_computed_again(target: Target, graph: Network, tmp_path: Path) -> None:

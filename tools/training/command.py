@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from omnidraft.tools.training.rows import Row
     from omnidraft.tools.training.target import Target
 
-TEXT, TOKENIZER, TEACHER = "text.jsonl", "tokenizer.json", "teacher"
+TEXT, TOKENIZER, TEACHER, OWNER = "text.jsonl", "tokenizer.json", "teacher", "target.json"
 
 
 def train_drafter(
@@ -33,9 +35,12 @@ def train_drafter(
         list[Path] | None,
         typer.Option(help="More training text: JSONL, prompt with response or reference; repeatable."),
     ] = None,
+    leave_out: Annotated[
+        str | None, typer.Option(help="Regular expression; text whose prompt or answer it is found in is left out.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=0, help="Training steps; 0 prepares text and labels only.")] = 5000,
     shape: Annotated[
-        str, typer.Option(help="Hidden size x layers, or layers copied from the target, as in target:0,1,29.")
+        str, typer.Option(help="Hidden size x layers; target:0,1,29 copies layers; qwen3:320x6 makes a small target.")
     ] = "256x4",
     vocabulary: Annotated[int, typer.Option(min=300, help="Tokens of the drafter's vocabulary.")] = 8192,
     distill: Annotated[
@@ -64,20 +69,26 @@ def train_drafter(
     plan = Plan(steps, batch, length, rate, distill, patience, seed)
     threads = threads or os.cpu_count() or 1
     out.mkdir(parents=True, exist_ok=True)
+    order = _Order(target, out, prompts or [], invent, text or [], leave_out, shape, vocabulary, device, threads)
     with Bar() as log:
-        _run(_Order(target, out, prompts or [], invent, text or [], shape, vocabulary, device, threads), plan, log)
+        _bind(out, order.target)
+        _run(order, plan, log)
 
 
 class _Order:
     """What was asked for, and the target's network, which is loaded when a stage first needs it."""
 
     def __init__(
-        self, target: str, out: Path, prompts: list[Path], invent: int, text: list[Path], shape: str, vocabulary: int,
-        device: str, threads: int,
+        self, target: str, out: Path, prompts: list[Path], invent: int, text: list[Path], leave_out: str | None,
+        shape: str, vocabulary: int, device: str, threads: int,
     ) -> None:  # fmt: skip
         from omnidraft.tools.training.model import parse_shape
         from omnidraft.tools.training.target import open_target
 
+        try:
+            self.leave_out = None if leave_out is None else re.compile(leave_out)
+        except re.error as error:
+            raise OmniDraftError(f"--leave-out {leave_out}: not a regular expression ({error})") from None
         self.shape, self.device, self.threads = parse_shape(shape), _device(device, threads), threads
         self.out, self.prompts, self.invent, self.text, self.vocabulary = out, prompts, invent, text, vocabulary
         self.target: Target = open_target(target)
@@ -95,6 +106,24 @@ class _Order:
         self._network = None
 
 
+def _bind(out: Path, target: Target) -> None:
+    """A folder's text and labels are one target's. Raises OmniDraftError if they are another's."""
+    path = out / OWNER
+    mine = {"target": target.source.name, "weights_sha256": target.source.weights_sha256}
+    if not path.is_file():
+        path.write_text(json.dumps(mine, indent=1) + "\n", encoding="utf-8")
+        return
+    try:
+        theirs = json.loads(path.read_bytes())
+        same = theirs["weights_sha256"] == mine["weights_sha256"]
+    except (ValueError, KeyError, TypeError):
+        raise OmniDraftError(
+            f"{path}: damaged; give another --out, or remove it if the text is {mine['target']}'s"
+        ) from None
+    if not same:
+        raise OmniDraftError(f"{out}: holds text of {theirs['target']}; give another --out for {mine['target']}")
+
+
 def _device(name: str, threads: int) -> str:
     import torch
 
@@ -110,6 +139,10 @@ def _run(order: _Order, plan: Plan, log: Log) -> None:
     if order.prompts or order.invent:
         _write_text(order, plan.seed, log)
     rows = _read_text(order, log)
+    if order.leave_out is not None:
+        before = len(rows)
+        rows = [row for row in rows if not (order.leave_out.search(row.prompt) or order.leave_out.search(row.answer))]
+        log.note(f"--leave-out: {before - len(rows)} of {before} rows left out")
     training, held = _split(rows)
     log.note(f"{len(training)} rows to train on; {len(held)} answers to held-out prompts to validate with")
     if plan.steps:
@@ -160,11 +193,13 @@ def _run(order: _Order, plan: Plan, log: Log) -> None:
 def _write_text(order: _Order, seed: int, log: Log) -> None:
     from omnidraft.tools.training.generate import Writer
     from omnidraft.tools.training.rows import read_prompts
+    from omnidraft.tools.training.teacher import Teacher
 
     prompts, complaints = read_prompts(order.prompts)
     for complaint in complaints:
         log.note(complaint)
-    writer = Writer(order.target, order.network(), order.out / TEXT, log, seed)
+    teacher = Teacher(order.out / TEACHER, order.target, log)
+    writer = Writer(order.target, order.network(), order.out / TEXT, log, seed, teacher)
     writer.answer_all(prompts)
     if order.invent:
         writer.invent(order.invent)
@@ -204,11 +239,12 @@ def _check_split(training: list[Row], held: list[Row]) -> None:
 
 def _tokenizer(order: _Order, rows: list[Row]) -> TokenBytes:
     from omnidraft.runtime.token_bytes import TokenBytes
-    from omnidraft.tools.training.tokenizer import train_tokenizer
+    from omnidraft.tools.training.tokenizer import DIALECTS, train_tokenizer
 
     path = order.out / TOKENIZER
     if not path.is_file():
-        train_tokenizer((text for row in rows for text in (row.prompt, row.answer)), order.vocabulary, path)
+        texts = (text for row in rows for text in (row.prompt, row.answer))
+        train_tokenizer(texts, order.vocabulary, path, DIALECTS[order.shape.family])
     tokens = TokenBytes.from_file(path)
     if tokens.size > order.vocabulary:
         raise OmniDraftError(

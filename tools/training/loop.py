@@ -40,6 +40,7 @@ class Progress:
     """Where a run is. `plateau`: the step at which validation had stopped improving."""
 
     step: int = 0
+    tokens: int = 0
     seconds: float = 0.0
     loss: float = math.nan
     plateau: int | None = None
@@ -70,24 +71,11 @@ def scale(plan: Plan, step: int, plateau: int | None) -> float:
     return min(1.0, rise, (end - step) / (end - begin))
 
 
-def distillation_loss(logits: Any, labels: Any, soft: Any, soft_ids: Any, soft_p: Any, weight: float) -> Any:
-    """Mean over N positions of cross-entropy, mixed with that to the target's projected probabilities.
-
-    logits [N, V]; labels int64 [N]; soft int64 [N]: row of soft_ids int64, soft_p float32 [S, K], -1 for none. Where
-    there is one: (1 - weight) · NLL + weight · -Σ p̃ log q, which is KL(p̃ ‖ q) up to p̃'s own entropy; its gradient
-    in the logits is q - p̃.
-    """
+def has_bfloat16(device: str) -> bool:
+    """Whether matrices in bfloat16 are faster than in float32 there."""
     import torch
 
-    log_q = torch.log_softmax(logits.float(), -1)
-    hard = -log_q.gather(1, labels[:, None])[:, 0]
-    where = torch.nonzero(soft >= 0)[:, 0]
-    if weight == 0 or len(where) == 0:
-        return hard.mean()
-    rows = soft[where]
-    toward = -(soft_p[rows] * log_q[where].gather(1, soft_ids[rows])).sum(-1)
-    mixed = hard.index_add(0, where, weight * (toward - hard[where]))
-    return mixed.mean()
+    return device == "cuda" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def optimizers(model: Any, rate: float) -> list[Any]:
@@ -129,10 +117,11 @@ class Trainer:
             begun = time.perf_counter()
             loss = self._step()
             progress.step += 1
+            progress.tokens += plan.batch * plan.length
             progress.loss = loss if math.isnan(progress.loss) else 0.95 * progress.loss + 0.05 * loss
             progress.seconds += time.perf_counter() - begun
             end = cooldown(plan, progress.plateau)[1]
-            speed = progress.step * plan.batch * plan.length / progress.seconds
+            speed = progress.tokens / progress.seconds
             self._log.advance(1, f"loss {progress.loss:.3f}, {speed:.0f} tokens/s")
             if progress.step % every == 0 or progress.step == end:
                 self._record()
@@ -145,6 +134,8 @@ class Trainer:
     def _step(self) -> float:
         import torch
 
+        from omnidraft.tools.training.loss import distillation_loss
+
         plan, progress, data = self._plan, self.progress, self._data
         share = scale(plan, progress.step, progress.plateau)
         for optimizer, factor in zip(self._chain, (10, 1), strict=True):
@@ -152,7 +143,8 @@ class Trainer:
                 group["lr"] = plan.rate * factor * share
         numbers, soft = self._batches.at(progress.step)
         ids = torch.from_numpy(numbers).to(self._device, torch.int64)
-        wanted = torch.from_numpy(soft[:, 1:].reshape(-1))
+        labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-1)  # nothing follows the last token of a row
+        wanted = torch.nn.functional.pad(torch.from_numpy(soft[:, 1:]), (0, 1), value=-1).reshape(-1)
         used, rows = torch.unique(wanted, return_inverse=True)
         table = used.clamp(min=0).numpy()
         if len(data.soft_ids):
@@ -161,10 +153,10 @@ class Trainer:
         else:
             soft_ids = soft_p = None
         rows = torch.where(wanted < 0, -1, rows).to(self._device)
-        with torch.autocast("cuda", torch.bfloat16, enabled=self._device == "cuda"):
-            logits = self._model(ids).logits[:, :-1]
+        with torch.autocast(self._device, torch.bfloat16, enabled=has_bfloat16(self._device)):
+            logits = self._model(ids).logits
         loss = distillation_loss(
-            logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1), rows, soft_ids, soft_p, plan.distill
+            logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), rows, soft_ids, soft_p, plan.distill
         )
         self._model.zero_grad(set_to_none=True)
         loss.backward()
@@ -181,7 +173,7 @@ class Trainer:
         acceptance = self._validate(self._model)
         progress.history.append(
             {
-                "step": progress.step, "tokens": progress.step * plan.batch * plan.length,
+                "step": progress.step, "tokens": progress.tokens,
                 "minutes": round(progress.seconds / 60, 2), "loss": round(progress.loss, 4), "acceptance": acceptance,
             }
         )  # fmt: skip

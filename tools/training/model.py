@@ -12,7 +12,7 @@ import numpy as np
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.vocabulary import VocabularyMap
 from omnidraft.tools.training.target import Target
-from omnidraft.tools.training.tokenizer import write_settings
+from omnidraft.tools.training.tokenizer import DIALECTS, write_settings
 
 HEAD_SIZE = 64
 TRAINED_ROWS = 2  # positions declared, in rows of training text: measured, acceptance falls further out
@@ -20,30 +20,36 @@ TRAINED_ROWS = 2  # positions declared, in rows of training text: measured, acce
 
 @dataclass(frozen=True)
 class Shape:
-    """`hidden` x number of `layers` from scratch, or (hidden 0) copies of these layers of the target."""
+    """`hidden` x number of `layers` from scratch, or (hidden 0) copies of these layers of the target.
+
+    `family`: the model_type. A qwen3 is no drafter that export takes, but a small target of its own.
+    """
 
     hidden: int
     layers: tuple[int, ...]
+    family: str = "llama"
 
 
 def parse_shape(text: str) -> Shape:
-    """Read --shape. Raises OmniDraftError for anything but 256x4 or target:0,1,29."""
-    scratch = re.fullmatch(r"(\d+)x(\d+)", text)
+    """Read --shape. Raises OmniDraftError for anything but 256x4, qwen3:320x6 or target:0,1,29."""
+    scratch = re.fullmatch(r"(qwen3:)?(\d+)x(\d+)", text)
     copied = re.fullmatch(r"target:(\d+(?:,\d+)*)", text)
-    if scratch and int(scratch[1]) > 0 and int(scratch[1]) % HEAD_SIZE == 0 and int(scratch[2]) > 0:
-        return Shape(int(scratch[1]), tuple(range(int(scratch[2]))))
+    if scratch and int(scratch[2]) > 0 and int(scratch[2]) % HEAD_SIZE == 0 and int(scratch[3]) > 0:
+        return Shape(int(scratch[2]), tuple(range(int(scratch[3]))), "qwen3" if scratch[1] else "llama")
     if copied:
         return Shape(0, tuple(int(layer) for layer in copied[1].split(",")))
-    raise OmniDraftError(f"--shape {text}: write 256x4 (hidden size, a multiple of 64, x layers) or target:0,1,29")
+    raise OmniDraftError(
+        f"--shape {text}: write 256x4 (hidden size, a multiple of 64, x layers), qwen3:320x6 or target:0,1,29"
+    )
 
 
 def build_model(shape: Shape, size: int, length: int, target: Target, vocabulary: VocabularyMap) -> Any:
-    """A LlamaForCausalLM in float32 with `size` tokens: random weights, or copied from the target's.
+    """A LlamaForCausalLM or Qwen3ForCausalLM in float32 with `size` tokens: random weights, or copied from the target's.
 
     `length`: tokens of a training row; the model is declared for twice as many positions.
     Raises OmniDraftError if layers are to be copied that the target has not, or that are no Llama layers.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     common: dict[str, Any] = {
         "vocab_size": size, "num_hidden_layers": len(shape.layers), "max_position_embeddings": TRAINED_ROWS * length,
@@ -51,12 +57,14 @@ def build_model(shape: Shape, size: int, length: int, target: Target, vocabulary
     }  # fmt: skip
     if shape.hidden:
         heads = shape.hidden // HEAD_SIZE
-        config = LlamaConfig(
-            **common, hidden_size=shape.hidden, intermediate_size=max(32, int(shape.hidden * 2.75) // 32 * 32),
-            num_attention_heads=heads, num_key_value_heads=heads, head_dim=HEAD_SIZE,
-            tie_word_embeddings=True, rope_theta=10000.0,
-        )  # fmt: skip
-        return LlamaForCausalLM(config).float()
+        common |= {
+            "hidden_size": shape.hidden, "intermediate_size": max(32, int(shape.hidden * 2.75) // 32 * 32),
+            "num_attention_heads": heads, "head_dim": HEAD_SIZE, "tie_word_embeddings": True, "rope_theta": 10000.0,
+        }  # fmt: skip
+        if shape.family == "qwen3":
+            shared = 2 if heads % 2 == 0 else 1
+            return Qwen3ForCausalLM(Qwen3Config(**common, num_key_value_heads=shared)).float()
+        return LlamaForCausalLM(LlamaConfig(**common, num_key_value_heads=heads)).float()
     return _from_target(shape.layers, common, target, vocabulary)
 
 
@@ -113,7 +121,7 @@ def save_drafter(model: Any, out: Path) -> None:
         weights.pop("lm_head.weight", None)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(out)
-    write_settings(out, model.config.max_position_embeddings)
+    write_settings(out, model.config.max_position_embeddings, DIALECTS[model.config.model_type])
     temporary = out / "model.tmp"
     save_file(weights, temporary, metadata={"format": "pt"})
     temporary.replace(out / "model.safetensors")

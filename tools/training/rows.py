@@ -64,7 +64,10 @@ def read_prompts(paths: Iterable[Path]) -> tuple[list[Prompt], list[str]]:
 
 
 def read_rows(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
-    """Rows with `prompt` and `response` (what a target answered) or `reference`, and the complaints."""
+    """Rows with `prompt` and `response` (what a target answered) or `reference`, and the complaints.
+
+    A response without a `temperature` is not taken for a greedy one.
+    """
 
     def parse(value: dict[str, Any], name: str) -> Row:
         response = value.get("response")
@@ -72,7 +75,7 @@ def read_rows(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
         if not (isinstance(value["prompt"], str) and isinstance(answer, str)):
             raise ValueError
         id, task = str(value.get("id", name)), str(value.get("task", "text"))
-        temperature = float(value.get("temperature", 0)) if response else None
+        temperature = float(value.get("temperature", 1)) if response else None
         return Row(id, task, value["prompt"], answer, temperature, bool(value.get("finished", True)))
 
     return _read(paths, parse, "prompt and response or reference")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,24 @@ class Top:
     ids: np.ndarray
     p: np.ndarray
 
+    def rows(self, begin: int, end: int) -> Top:
+        """The Top of some of the tokens."""
+        return Top(self.ids[begin:end], self.p[begin:end])
+
+
+def joined(parts: Sequence[Top]) -> Top:
+    """One after the other."""
+    return Top(np.concatenate([part.ids for part in parts]), np.concatenate([part.p for part in parts]))
+
+
+def likeliest(logits: Any) -> Top:
+    """The Top of float32 logits [n, V] (torch)."""
+    import torch
+
+    values, best = torch.topk(logits, min(TOP, logits.shape[-1]))
+    p = torch.exp(values - torch.logsumexp(logits, -1, keepdim=True))
+    return Top(best.int().cpu().numpy(), p.half().cpu().numpy())
+
 
 class Teacher:
     """A folder of .npz files, each with the Top of some rows. Rows are found by what they hold."""
@@ -33,6 +52,9 @@ class Teacher:
     def __init__(self, folder: Path, target: Target, log: Log) -> None:
         """Read what is there; a damaged file is removed, its rows are computed again."""
         self._folder, self._target, self._log = folder, target, log
+        source = target.source
+        reading = (source.chat_template, source.bos, target.stop, target.longest, TOP)
+        self._reading = repr((source.weights_sha256, sha256(source.tokenizer.read_bytes()).hexdigest(), reading))
         self._tops: dict[str, Top] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.glob("*.npz")):
@@ -60,21 +82,30 @@ class Teacher:
         wanted = self.missing(rows)
         self._log.stage("target's probabilities", len(wanted))
         for start in range(0, len(wanted), SHARD):
-            made = self._compute(wanted[start : start + SHARD], network)
-            ends = np.cumsum([len(top.ids) for top in made.values()])
-            path = self._folder / f"{next(iter(made))}.npz"
-            temporary = path.with_suffix(".tmp")
-            with temporary.open("wb") as file:
-                np.savez(
-                    file, keys=np.array(list(made)), ends=ends,
-                    ids=np.concatenate([top.ids for top in made.values()]),
-                    p=np.concatenate([top.p for top in made.values()]),
-                )  # fmt: skip
-            temporary.replace(path)
-            self._tops |= made
+            self._save(self._compute(wanted[start : start + SHARD], network))
+
+    def keep(self, rows: Sequence[Row], written: Sequence[list[int]], tops: Sequence[Top]) -> None:
+        """Keep what the target found likely while it wrote rows, if the tokens it wrote are those `fill` would read."""
+        made = {}
+        for row, ids, top in zip(rows, written, tops, strict=True):
+            read = self._target.answer(row)
+            if read[: len(ids)] == ids and len(read) == len(top.ids):
+                made[self._key(row)] = top
+        if made:
+            self._save(made)
+
+    def _save(self, made: dict[str, Top]) -> None:
+        top = joined(list(made.values()))
+        path = self._folder / f"{next(iter(made))}.npz"
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            np.savez(file, keys=np.array(list(made)), ends=np.cumsum([len(t.ids) for t in made.values()]),
+                     ids=top.ids, p=top.p)  # fmt: skip
+        temporary.replace(path)
+        self._tops |= made
 
     def _key(self, row: Row) -> str:
-        parts = (self._target.source.weights_sha256, row.prompt, row.answer, row.finished)
+        parts = (self._reading, row.prompt, row.answer, row.finished)
         return sha256(repr(parts).encode()).hexdigest()[:32]
 
     def _compute(self, rows: Sequence[Row], network: Network) -> dict[str, Top]:
@@ -97,8 +128,6 @@ class Teacher:
 
 def _tops(texts: Sequence[list[int]], prompts: Sequence[int], network: Network) -> list[Top]:
     """The Top of each text behind its first `prompts` tokens."""
-    import torch
-
     lengths = np.array([len(ids) for ids in texts])
     ids = np.zeros((len(texts), lengths.max()), np.int64)
     for row, text in zip(ids, texts, strict=True):
@@ -107,8 +136,5 @@ def _tops(texts: Sequence[list[int]], prompts: Sequence[int], network: Network) 
     logits = network.run(ids, lengths)
     tops = []
     for row, length, prompt in zip(logits, lengths.tolist(), prompts, strict=True):
-        wanted = row[prompt - 1 : max(length - 1, prompt - 1)]
-        values, best = torch.topk(wanted, min(TOP, wanted.shape[-1]))
-        p = torch.exp(values - torch.logsumexp(wanted, -1, keepdim=True))
-        tops.append(Top(best.int().cpu().numpy(), p.half().cpu().numpy()))
+        tops.append(likeliest(row[prompt - 1 : max(length - 1, prompt - 1)]))
     return tops
