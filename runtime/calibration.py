@@ -15,7 +15,7 @@ def least_rows(pair: Pair, state: State) -> int | None:
     key = fingerprint(pair.graph_sha256, pair.threads, decoder.providers[0])
     known = state.load(FILE, SCHEMA, {}) or {}
     if key not in known:
-        known = {key: {"w0": probe(decoder)}}
+        known = {key: {"w0": probe(decoder, pair.target.info.context)}}
         state.update(FILE, SCHEMA, {}, lambda old: {**(old or {}), **known})
     w0: int | None = known[key]["w0"]
     return w0

@@ -20,16 +20,20 @@ PASTS = (37, 150)
 CHUNK = 64  # rows of a prefill pass
 
 
-def probe(decoder: Decoder) -> int | None:
-    """Measure W₀ on a target graph, or None if rows vary up to width 4. Takes about a second.
+def probe(decoder: Decoder, context: int) -> int | None:
+    """Measure W₀ on a target graph of so many positions, None if rows vary up to width 4. Takes about a second.
 
     Seventeen tokens behind each of two pasts are fed in one pass and in passes of w and w + 1 rows;
-    W₀ is the smallest w with logits equal bit for bit everywhere.
+    W₀ is the smallest w with logits equal bit for bit everywhere. A context that holds no past but these rows has none.
     """
-    decoder.reserve(max(PASTS) + ROWS + 2 * WIDEST)
+    room = context - ROWS - 2 * WIDEST
+    if room < 1:
+        return None
+    pasts = [min(past, room) for past in PASTS]
+    decoder.reserve(max(pasts) + ROWS + 2 * WIDEST)
     rng = np.random.default_rng(0)
     alive = list(range(1, WIDEST + 1))
-    for past in PASTS:
+    for past in pasts:
         ids = rng.integers(0, decoder.vocabulary, past + ROWS).tolist()
         decoder.rollback(0)
         prefill(decoder, ids[:past], CHUNK, WIDEST)

@@ -88,7 +88,7 @@ def test_bench_writes_rows(bundle: Path, tmp_path: Path) -> None:
         "plain, 1 row", "plain, 2 rows", "direct map", "+ online cache", "+ static map", "static + online",
     ]  # fmt: skip
     wanted = (
-        "task row precision n tokens_per_second speedup acceptance_rate tokens_per_verify ngram_use coverage "
+        "task row precision n tokens_per_second speedup acceptance_rate tokens_per_verify gain ngram_use coverage "
         "time_to_first_token peak_rss phases"
     )
     assert all(set(wanted.split()) <= set(row) for row in rows)

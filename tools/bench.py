@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "speed-up: against plain decoding with 1-row passes, median over prompts. accept: acceptance rate; "
-    "/verify: tokens per verify; n-gram: n-gram use; cover: coverage; equal: texts equal to plain decoding. "
+    "/verify: tokens per verify; gain: how many more than the direct map, 95 % interval over prompts; "
+    "n-gram: n-gram use; equal: texts equal to plain decoding. "
     "static + online is what omnidraft run uses; below 1.00, drafting costs more than it brings."
 )
 
@@ -154,14 +155,16 @@ def _tables(rows: list[Row], target: str, sampling: Sampling) -> Iterator[Any]:
         title = f"{escape(task)}: {target} {precision}, {how}"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("row", no_wrap=True)
-        for column in ("tok/s", "speed-up", "accept", "/verify", "n-gram", "cover", "equal"):
+        for column in ("tok/s", "speed-up", "accept", "/verify", "gain", "n-gram", "equal"):
             table.add_column(column, justify="right", no_wrap=True)
         for row in group:
-            figures = (row.speedup, row.acceptance_rate, row.tokens_per_verify, row.ngram_use, row.coverage)
+            figures = (row.speedup, row.acceptance_rate, row.tokens_per_verify)
             table.add_row(
                 row.row,
                 "-" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",
                 *("-" if figure is None else f"{figure:.2f}" for figure in figures),
+                "-" if row.gain is None else f"{row.gain[0]:+.2f}..{row.gain[2]:+.2f}",
+                "-" if row.ngram_use is None else f"{row.ngram_use:.2f}",
                 "-" if row.same_text is None else f"{row.same_text}/{row.n}",
             )
         yield table

@@ -44,7 +44,7 @@ def parse_shape(text: str) -> Shape:
 
 
 def build_model(shape: Shape, size: int, length: int, target: Target, vocabulary: VocabularyMap) -> Any:
-    """A LlamaForCausalLM or Qwen3ForCausalLM in float32 with `size` tokens: random weights, or copied from the target's.
+    """A Llama or Qwen3 model in float32 with `size` tokens: random weights, or copied from the target's.
 
     `length`: tokens of a training row; the model is declared for twice as many positions.
     Raises OmniDraftError if layers are to be copied that the target has not, or that are no Llama layers.
