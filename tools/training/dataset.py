@@ -17,7 +17,7 @@ from omnidraft.tools.training.target import Target
 from omnidraft.tools.training.teacher import TOP, Teacher
 from omnidraft.tools.training.tokenizer import encode_rows
 
-REPEAT = 2  # how often an epoch sees what the target itself wrote
+REPEAT = 3  # how often an epoch sees what the target itself wrote
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def build(rows: Sequence[Row], draft: TokenBytes, soft: SoftLabels | None) -> Da
     p: list[np.ndarray] = [np.empty((0, TOP), np.float16)]
     count = 0
     for row, prompt, answer, begin in zip(rows, prompts, answers, begins, strict=False):
-        if soft is None:
-            break
+        if soft is None or row.temperature is None:  # what the target did not write is read for its words alone
+            continue
         where, found, weights = soft.of(row, answer)
         labels[begin + len(prompt) + where] = count + np.arange(len(where))
         count += len(where)
