@@ -16,6 +16,7 @@ from omnidraft.runtime.state import State
 
 ROOT = Path(__file__).parent.parent
 PRECISIONS = ("int8", "int4", "fp32")
+TARGETS = {"smollm2": "smollm2", "qwen3": "qwen3-10m"}
 NOWHERE = State(None, lambda line: None)
 
 
@@ -27,7 +28,7 @@ def prompts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def bundle() -> Path:
-    """The shipped drafter with SmolLM2 at three precisions; quick once the conversions are cached."""
+    """The shipped drafter with two targets at three precisions; quick once the conversions are cached."""
     from omnidraft.export.pipeline import Order, export
 
     class Quiet:
@@ -36,13 +37,13 @@ def bundle() -> Path:
         def note(self, text: str) -> None: ...
 
     out = ROOT / "bundles" / "test"
-    export(Order("default", {"smollm2": "smollm2"}, out, PRECISIONS, "int8", threads=2), Quiet())
+    export(Order("default", TARGETS, out, PRECISIONS, "int8", threads=2), Quiet())
     return out
 
 
 @dataclass
 class Loaded:
-    """A pair and its W₀, and engines on it that keep nothing."""
+    """A pair of the first target and its W₀, and engines on it that keep nothing."""
 
     pair: Pair
     w0: int | None

@@ -45,6 +45,8 @@ class Bar:
     def stage(self, what: str, total: int) -> None:
         """See Log."""
         self._bar.reset(self._task, total=total, description=what)
+        if not self._console.is_terminal:
+            self.note(f"{what}: {total}")
 
     def advance(self, steps: int, what: str) -> None:
         """See Log."""
