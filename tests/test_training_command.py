@@ -174,7 +174,7 @@ def test_what_was_likely_is_kept_while_text_is_written(folder: Path, tmp_path: P
 def test_a_drafter_copied_from_the_target(folder: Path, drafter: Path) -> None:
     said = train(
         folder, "copied", "--text", str(drafter / "text.jsonl"), "--steps", "10", "--shape", "target:0,1",
-        "--vocabulary", "330", "--batch", "4", "--length", "32",
+        "--vocabulary", "330", "--batch", "4", "--length", "32", "--distill", "0",
     )  # fmt: skip
     assert "best of" in said
     config = json.loads((folder / "copied" / "config.json").read_text())
@@ -187,7 +187,7 @@ def test_a_small_target_of_another_architecture_shares_the_drafter(
     text = ("--text", str(drafter / "text.jsonl"))
     said = train(
         folder, "small", *text, "--steps", "30", "--shape", "qwen3:64x2", "--vocabulary", "360", "--batch", "8",
-        "--length", "64", "--rate", "4e-3",
+        "--length", "64", "--rate", "4e-3", "--distill", "0",
     )  # fmt: skip
     assert "best of" in said
     assert json.loads((folder / "small" / "config.json").read_text())["model_type"] == "qwen3"
@@ -211,7 +211,7 @@ def test_a_small_target_of_another_architecture_shares_the_drafter(
 
 
 def test_text_can_be_left_out(folder: Path, drafter: Path) -> None:
-    text = ("--text", str(drafter / "text.jsonl"), "--steps", "0")
+    text = ("--text", str(drafter / "text.jsonl"), "--steps", "0", "--distill", "0")
     said = train(folder, "left", *text, "--leave-out", "boat|water")
     rows = read_rows([drafter / "text.jsonl"])[0]
     count = sum("boat" in row.prompt + row.answer or "water" in row.prompt + row.answer for row in rows)

@@ -38,17 +38,17 @@ def train_drafter(
     leave_out: Annotated[
         str | None, typer.Option(help="Regular expression; text whose prompt or answer it is found in is left out.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="Training steps; 0 prepares text and labels only.")] = 5000,
+    steps: Annotated[int, typer.Option(min=0, help="Training steps; 0 prepares text and labels only.")] = 4000,
     shape: Annotated[
         str, typer.Option(help="Hidden size x layers; target:0,1,29 copies layers; qwen3:320x6 makes a small target.")
     ] = "256x4",
     vocabulary: Annotated[int, typer.Option(min=300, help="Tokens of the drafter's vocabulary.")] = 8192,
     distill: Annotated[
         float, typer.Option(min=0, max=1, help="Weight of the target's probabilities against its text; 0: text only.")
-    ] = 0.0,
+    ] = 0.5,
     rate: Annotated[float, typer.Option(min=1e-6, help="Peak AdamW learning rate; Muon's is ten times it.")] = 2e-3,
-    batch: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 16,
-    length: Annotated[int, typer.Option(min=16, max=2048, help="Tokens of a row.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 4,
+    length: Annotated[int, typer.Option(min=16, max=2048, help="Tokens of a row.")] = 512,
     patience: Annotated[
         int, typer.Option(min=1, help="Validations without a gain before the rate falls early; there are 25.")
     ] = 6,

@@ -28,7 +28,7 @@ def draw_curve(history: Sequence[Mapping[str, Any]], path: Path) -> None:
     loss.set_ylabel("training loss")
     handles, labels = rates.get_legend_handles_labels()
     more, names = loss.get_legend_handles_labels()
-    rates.legend(handles + more, labels + names, fontsize="small", loc="upper left")
+    rates.legend(handles + more, labels + names, fontsize="small", loc="lower right")
     temporary = path.with_suffix(".tmp")
     figure.savefig(temporary, format="png")
     temporary.replace(path)
