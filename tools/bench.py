@@ -163,7 +163,7 @@ def _tables(rows: list[Row], target: str, sampling: Sampling) -> Iterator[Any]:
                 row.row,
                 "-" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",
                 *("-" if figure is None else f"{figure:.2f}" for figure in figures),
-                "-" if row.gain is None else f"{row.gain[0]:+.2f}..{row.gain[2]:+.2f}",
+                "-" if row.gain is None else f"{row.gain[0]:+.2f}..{row.gain[2]:+.2f}".replace("0.", "."),
                 "-" if row.ngram_use is None else f"{row.ngram_use:.2f}",
                 "-" if row.same_text is None else f"{row.same_text}/{row.n}",
             )

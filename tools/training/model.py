@@ -15,6 +15,7 @@ from omnidraft.tools.training.target import Target
 from omnidraft.tools.training.tokenizer import DIALECTS, write_settings
 
 HEAD_SIZE = 64
+MLP_BLOCK = 64  # the builder of int4 graphs takes pairs of quantization blocks only
 TRAINED_ROWS = 2  # positions declared, in rows of training text: measured, acceptance falls further out
 
 
@@ -58,7 +59,7 @@ def build_model(shape: Shape, size: int, length: int, target: Target, vocabulary
     if shape.hidden:
         heads = shape.hidden // HEAD_SIZE
         common |= {
-            "hidden_size": shape.hidden, "intermediate_size": max(32, int(shape.hidden * 2.75) // 32 * 32),
+            "hidden_size": shape.hidden, "intermediate_size": -(-int(shape.hidden * 2.75) // MLP_BLOCK) * MLP_BLOCK,
             "num_attention_heads": heads, "head_dim": HEAD_SIZE, "tie_word_embeddings": True, "rope_theta": 10000.0,
         }  # fmt: skip
         if shape.family == "qwen3":
