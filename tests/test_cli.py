@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,8 @@ def test_cache_of_another_tokenizer_is_set_aside(bundle: Path, tmp_path: Path) -
 def test_control_c_saves_the_cache_and_prints_no_traceback(bundle: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "omnidraft.tools.cli", "run", str(bundle), LONG_WORDS]
     command += ["--max-new-tokens", "2000", "--state", str(tmp_path / "s"), "--temperature", "0.7", "--seed", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell lets its background jobs ignore it
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     assert process.stdout is not None
     process.stdout.read(200)
     process.send_signal(signal.SIGINT)

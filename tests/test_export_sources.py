@@ -147,7 +147,7 @@ def test_an_incomplete_folder_is_named(damage: Callable[[Path], object], message
 
 @pytest.mark.parametrize("name", ["nothing", "models/nothing.gguf", "a/b/c", "../nothing"])
 def test_an_unknown_source_lists_what_is_known(name: str) -> None:
-    with pytest.raises(OmniDraftError, match="default, smollm2"):
+    with pytest.raises(OmniDraftError, match="default, qwen3-10m, smollm2"):
         sources.locate(name)
 
 
