@@ -163,8 +163,12 @@ def _tables(rows: list[Row], target: str, sampling: Sampling) -> Iterator[Any]:
                 row.row,
                 "-" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",
                 *("-" if figure is None else f"{figure:.2f}" for figure in figures),
-                "-" if row.gain is None else f"{row.gain[0]:+.2f}..{row.gain[2]:+.2f}".replace("0.", "."),
+                "-" if row.gain is None else f"{_short(row.gain[0])}..{_short(row.gain[2])}",
                 "-" if row.ngram_use is None else f"{row.ngram_use:.2f}",
                 "-" if row.same_text is None else f"{row.same_text}/{row.n}",
             )
         yield table
+
+
+def _short(figure: float) -> str:
+    return f"{figure:+.2f}".replace("0.", ".")
