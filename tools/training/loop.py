@@ -75,7 +75,9 @@ def has_bfloat16(device: str) -> bool:
     """Whether matrices in bfloat16 are faster than in float32 there."""
     import torch
 
-    return device == "cuda" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if device == "cuda":
+        return True
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def optimizers(model: Any, rate: float) -> list[Any]:
