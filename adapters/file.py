@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,12 +15,18 @@ FORMAT_VERSION = 1
 
 
 def save_adapter(path: Path, parameters: Mapping[str, np.ndarray]) -> None:
-    """Write LoRA parameters: names of the drafter graph's hooks -> float32 lora_A [in, r] or lora_B [r, out]."""
+    """Write LoRA parameters: names of the drafter graph's hooks -> float32 lora_A [in, r] or lora_B [r, out].
+
+    Raises OSError if the file cannot be written in full.
+    """
     file = ort.AdapterFormat()
     file.set_adapter_version(FORMAT_VERSION)
     file.set_model_version(1)
     file.set_parameters({name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in parameters.items()})
-    file.export_adapter(str(path))
+    try:
+        file.export_adapter(str(path))
+    except RuntimeError:  # ONNX Runtime does not say why
+        raise OSError(errno.EIO, "ONNX Runtime could not write it", str(path)) from None
 
 
 def load_adapter(path: Path) -> dict[str, np.ndarray]:
@@ -28,8 +35,8 @@ def load_adapter(path: Path) -> dict[str, np.ndarray]:
         raise OmniDraftError(f"{path}: no such adapter")
     try:
         file = ort.AdapterFormat.read_adapter(str(path))
-    except Exception as error:  # ONNX Runtime raises many types
-        raise OmniDraftError(f"{path}: not an adapter, or a damaged one ({str(error).splitlines()[0]})") from None
+    except Exception:  # ONNX Runtime raises many types, with lines of its source in the message
+        raise OmniDraftError(f"{path}: not an adapter, or a damaged one; give an .onnx_adapter file") from None
     if file.get_adapter_version() != FORMAT_VERSION:
         raise OmniDraftError(f"{path}: adapter version {file.get_adapter_version()}, this is for {FORMAT_VERSION}")
     return {name: value.numpy().copy() for name, value in file.get_parameters().items()}

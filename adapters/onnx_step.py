@@ -11,6 +11,7 @@ from omnidraft.adapters.layout import Floats, Layout
 from omnidraft.adapters.trainer import CLIP, Batch, Snapshot, TrainerError, pack_moments, unpack_moments
 
 BETAS = (0.9, 0.999)  # those of the graph
+LARGE = 64 << 20  # bytes of frozen weights from which memory counts more than speed
 
 
 class OnnxStepTrainer:
@@ -25,12 +26,14 @@ class OnnxStepTrainer:
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # Prepacking would keep a second copy of the frozen weights.
-        options.add_session_config_entry("session.disable_prepacking", "1")
+        if (graph.parent / "weights.bin").stat().st_size > LARGE:
+            # A sixth slower, but no second copy of the frozen weights.
+            options.add_session_config_entry("session.disable_prepacking", "1")
         try:
             self._session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime raises many types
             raise TrainerError(f"{graph}: ONNX Runtime cannot load it ({str(error).splitlines()[0]})") from None
+        self._steps = 0
         self.load(Snapshot(layout.initial(rank)))
 
     def step(self, batch: Batch, rate: float) -> float:

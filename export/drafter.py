@@ -13,9 +13,11 @@ from omnidraft.export.sources import Source
 from omnidraft.export.target import DATA, MODEL
 from omnidraft.runtime.errors import OmniDraftError
 
+TRAINING = "training"
+
 
 def build_drafter(source: Source, precision: str, folder: Path) -> dict[str, Any]:
-    """Write model.onnx and model.onnx.data of a Llama-architecture drafter into a folder.
+    """Write model.onnx and model.onnx.data of a Llama-architecture drafter into a folder, and training/ beside them.
 
     The source must have no `llama_graph.obstacle`. Returns what the manifest says of its LoRA hooks: each
     projection with [in, out]. Raises OmniDraftError if weights are missing or of another shape.
@@ -23,12 +25,14 @@ def build_drafter(source: Source, precision: str, folder: Path) -> dict[str, Any
     import onnx
 
     from omnidraft.export.llama_graph import build_graph, lora_sizes, read_shape
+    from omnidraft.export.training_graph import write_training_graphs
 
-    shape = read_shape(source.config)
-    model = build_graph(shape, Weights(source), precision)
+    shape, weights = read_shape(source.config), Weights(source)
+    model = build_graph(shape, weights, precision)
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, folder / MODEL, save_as_external_data=True, all_tensors_to_one_file=True, location=DATA)
     (folder / DATA).chmod((folder / MODEL).stat().st_mode)  # onnx makes it readable by its owner alone
+    write_training_graphs(shape, weights, folder / TRAINING)
     return {"projections": {name: list(size) for name, size in lora_sizes(shape).items()}}
 
 

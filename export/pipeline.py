@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from omnidraft.export import parity, resources, target
-from omnidraft.export.drafter import build_drafter
+from omnidraft.export.drafter import TRAINING, build_drafter
 from omnidraft.export.llama_graph import obstacle
 from omnidraft.export.sources import Source, locate, resolve
+from omnidraft.export.training_graph import FILES
 from omnidraft.runtime import bundle
 from omnidraft.runtime.errors import OmniDraftError
 
@@ -143,6 +144,7 @@ def _drafter(source: Source, order: Order, root: Path, progress: Progress) -> di
         "precision": precision,
         "trainable": lora is not None,
         "lora": lora,
+        "training": None if lora is None else {part: f"drafter/{TRAINING}/{name}" for part, name in FILES.items()},
         "parity": _gate(folder / target.MODEL, source, precision, "the drafter", order.threads),
         "opset": _opset(folder / target.MODEL),
     }

@@ -16,7 +16,8 @@ from omnidraft.export.training_model import TrainedModel
 
 OPSET, IR_VERSION = 17, 8
 BETAS, EPSILON, DECAY = (0.9, 0.999), 1e-8, 0.01  # AdamW (Loshchilov & Hutter 2019), torch's defaults
-LOSS, STEP, WEIGHTS = "loss.onnx", "step.onnx", "weights.bin"
+FILES = {"loss": "loss.onnx", "step": "step.onnx", "weights": "weights.bin"}
+LOSS, STEP, WEIGHTS = FILES.values()
 
 
 def write_training_graphs(shape: LlamaShape, weight: Weight, folder: Path) -> None:

@@ -217,7 +217,7 @@ class TrainedModel:
         g.op("ReduceSum", both, keepdims=0, name="loss")
 
     def _logit_gradient(self) -> str:
-        """[K, V]: q (g - Σ q g) of the KL, g being ratio - ratio of the rest; q - 1[label] of the NLL; both weighted."""
+        """[K, V]: q (g - Σ q g) of the KL, g being ratio - ratio of the rest, and q - 1[label] of the NLL, weighted."""
         g = self.g
         slope = g.op("Mul", self._known, g.op("Sub", self._ratio, self._rest_ratio))
         pull = g.op("Mul", "w_kl", slope)

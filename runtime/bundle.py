@@ -50,12 +50,16 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Drafter(ModelInfo):
-    """The model that guesses. `lora` names the layers that can learn, None if the graph has no hooks."""
+    """The model that guesses. `lora` names the layers that can learn, None if the graph has no hooks.
+
+    `training`: the files of the graphs it learns with, "loss", "step" and their "weights"; None without hooks.
+    """
 
     model: str
     precision: str
     trainable: bool
     lora: dict[str, Any] | None
+    training: dict[str, str] | None
     parity: dict[str, Any]
     opset: int
 
@@ -159,6 +163,7 @@ def open_bundle(path: Path) -> Bundle:
         if not file.is_file():
             raise OmniDraftError(f"{path / name}: missing; export the bundle again or copy it anew")
     named = [manifest["drafter"][k] for k in ("model", "tokenizer", "chat_template")]
+    named += (manifest["drafter"]["training"] or {}).values()
     for target in manifest["targets"].values():
         named += [target["tokenizer"], target["chat_template"], target["map"]]
         named += [graph["model"] for graph in target["graphs"]]

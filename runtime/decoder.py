@@ -50,6 +50,7 @@ class Decoder:
         self._past = {n: tuple(i.shape[d] for d in (1, 3)) for n, i in inputs.items() if n.startswith("past_key")}
         self._hidden_size = int(outputs["hidden_states"].shape[-1]) if "hidden_states" in outputs else 0
         self.owner: object = None  # whose rows the buffer holds
+        self._parameters: Mapping[str, np.ndarray] | None = None
         self._adapter: dict[str, ort.OrtValue] = {}
         self._widths: dict[int, dict[str, tuple[np.ndarray, Any]]] = {}
         self.hidden: np.ndarray | None = None
@@ -105,12 +106,15 @@ class Decoder:
     def set_adapter(self, parameters: Mapping[str, np.ndarray] | None) -> None:
         """Use LoRA parameters (lora_A [in, r], lora_B [r, out], float32) from the next run on; None for none.
 
-        Past rows were computed with the weights before, so the past is emptied. They are bound as
-        inputs because `run_with_iobinding` ignores ONNX Runtime's active adapters.
+        The mapping in use already is no work. Past rows were computed with the weights before, so the past is
+        emptied. They are bound as inputs because `run_with_iobinding` ignores ONNX Runtime's active adapters.
         Raises OmniDraftError if the names are not those of the graph.
         """
         if parameters is not None and set(parameters) != set(self.lora_names):
             raise OmniDraftError("the adapter's layers are not those of this drafter; it belongs to another one")
+        if parameters is self._parameters:
+            return
+        self._parameters = parameters
         self._adapter = {
             name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value, np.float32))
             for name, value in (parameters or {}).items()

@@ -9,10 +9,12 @@ print(engine.report.acceptance_rate)
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from omnidraft.runtime.cache_file import CacheFile
 from omnidraft.runtime.calibration import least_rows
@@ -22,6 +24,7 @@ from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.generation import Chunk, Generation
 from omnidraft.runtime.invariance import WIDEST
 from omnidraft.runtime.ngram_cache import NgramCache
+from omnidraft.runtime.observation import Observation
 from omnidraft.runtime.options import LONGEST_DRAFT, Options
 from omnidraft.runtime.pair import Pair, load_pair
 from omnidraft.runtime.prompt import Message, as_messages
@@ -47,13 +50,16 @@ class Engine:
 
         `w0`: what `calibration.least_rows` found; without it the text is near, not exact.
         """
-        self.pair, self.options, self._state = pair, options, state
+        self.pair, self.options, self.w0, self._state = pair, options, w0, state
         exact = options.lossless == "exact" and w0 is not None
         self._least_rows = w0 if exact and w0 is not None else 1
         self.lossless = "exact" if exact else "near"
         self.cache: NgramCache | None = None
         self._proposer: Proposer = self._make_drafter() if options.draft_length else Nothing()
         self.report: Report | None = None
+        self._adapter: Mapping[str, np.ndarray] | None = None
+        self.observing = False
+        self.observation: Observation | None = None
 
     @classmethod
     def open(
@@ -89,6 +95,8 @@ class Engine:
     ) -> Generator[Chunk, None, None]:
         """Yield the response chunk by chunk; `report` describes it afterwards, also when it was cut short.
 
+        While `observing` is set, `observation` then has what the response teaches.
+
         `prompt`: a user message, or a list of {"role", "content"}; `raw`: text to continue without
         the chat template. Raises OmniDraftError for an empty prompt, or one that does not fit.
         """
@@ -99,6 +107,9 @@ class Engine:
         ids, prefix, text = self.encode(prompt, max_new_tokens, raw)
         info, decoder = self.pair.target.info, self.pair.target.decoder
         machine = StopMachine(info.stop_ids, stop, max_new_tokens, self.pair.target.tokens.bytes_of)
+        if self.pair.drafter is not None:
+            self.pair.drafter.decoder.set_adapter(self._adapter)  # another engine may have used its own
+        self.observation = Observation(prefix, text) if self.observing else None
         decoder.reserve(len(ids) + max_new_tokens + LONGEST_DRAFT + self._least_rows)
         generation = Generation(
             decoder,
@@ -111,6 +122,7 @@ class Engine:
             least_rows=self._least_rows,
             budget=max_new_tokens,
             paper_rule=self.options.verification == "paper",
+            observation=self.observation,
         )
         try:
             yield from generation.run(prefix, text)
@@ -120,6 +132,16 @@ class Engine:
             generation.clock.stop()
             if generation.active:
                 self.report = self._report(generation, machine, sampling)
+
+    def use_adapter(self, parameters: Mapping[str, np.ndarray] | None) -> None:
+        """Draft with LoRA parameters (see `Decoder.set_adapter`) from the next response on; None: as exported.
+
+        Raises OmniDraftError if nothing is drafted here, or if they belong to another drafter.
+        """
+        if self.pair.drafter is None:
+            raise OmniDraftError("an adapter needs a drafter; open the engine with a draft")
+        self.pair.drafter.decoder.set_adapter(parameters)
+        self._adapter = parameters
 
     def generate(self, prompt: str | Sequence[Message], **arguments: Any) -> Report:
         """The whole response at once; arguments as for `stream`."""

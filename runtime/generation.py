@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
+import numpy as np
+
 from omnidraft.runtime import paper
 from omnidraft.runtime.clock import PhaseClock
 from omnidraft.runtime.decoder import Decoder, prefill
 from omnidraft.runtime.drafting import Draft
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.invariance import CHUNK
+from omnidraft.runtime.observation import Observation
 from omnidraft.runtime.proposer import Proposer
 from omnidraft.runtime.report import Tally
 from omnidraft.runtime.sampling import Sampling, draw
@@ -44,13 +47,17 @@ class Generation:
         least_rows: int,
         budget: int,
         paper_rule: bool = False,
+        observation: Observation | None = None,
     ) -> None:
         """`prompt`: target ids, not empty; `least_rows`: W₀, every target pass has at least so many rows.
+
+        `observation`: where to write what the target said, if somebody learns from it.
 
         Takes the target over: a stream that was started before on the same decoder cannot go on.
         """
         self._target, self._proposer, self._sampling, self._stop = target, proposer, sampling, stop
         self._k, self._least, self._budget, self._paper = draft_length, least_rows, budget, paper_rule
+        self._observation = observation
         self.prompt_tokens = len(prompt)
         self.tokens = list(prompt)
         self.clock, self.tally = clock, Tally()
@@ -88,7 +95,7 @@ class Generation:
             self._proposer.begin(prefix, text)
             clock.enter("verify")
             y = draw(logits, self.tokens, self._sampling, len(self.tokens))
-            chunks = self._emit(Draft(), Verdict([y], 0))
+            chunks = self._emit(Draft(), Verdict([y], 0), logits[None])
             clock.stop()
             self.first_token_at = clock.total
             while True:
@@ -120,12 +127,12 @@ class Generation:
             verdict = paper.verify(logits, draft, self.tokens, self._sampling, position)
         else:
             verdict = verify(logits, draft.tokens, self.tokens, self._sampling, position)
-        chunks = self._emit(draft, verdict)
+        chunks = self._emit(draft, verdict, logits)
         models = self._target.seconds + self._proposer.seconds - models
         self._overheads.append(perf_counter() - started - models)
         return chunks
 
-    def _emit(self, draft: Draft, verdict: Verdict) -> list[Chunk]:
+    def _emit(self, draft: Draft, verdict: Verdict, logits: np.ndarray) -> list[Chunk]:
         """Pass a round's tokens through the stop machine. What lies behind the stop never happened."""
         self.clock.enter("other")
         chunks: list[Chunk] = []
@@ -139,5 +146,8 @@ class Generation:
         self.text += "".join(chunk.text for chunk in chunks)
         self._target.rollback(len(self.tokens) - 1)
         self.tally.add(draft, min(verdict.accepted, len(chunks)))
+        if self._observation is not None:
+            self.clock.enter("learn")
+            self._observation.add(emitted, logits)
         self._proposer.observe(draft, emitted, self.clock)
         return chunks

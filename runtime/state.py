@@ -7,19 +7,19 @@ import hashlib
 import json
 import os
 import re
-import stat
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from datetime import UTC, datetime
+import threading
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import fastjsonschema
 import platformdirs
 from filelock import FileLock
 
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.files import Unusable, last_aside, read_regular, set_aside, write_whole
 
 MARKER = "omnidraft-state.txt"
 LOCK = ".lock"
@@ -29,14 +29,11 @@ LOCK_SECONDS = 10.0
 
 Payload = dict[str, Any]
 Key = dict[str, str | int | float | bool | None]
+T = TypeVar("T")
 
 
-class _Unusable(Exception):
-    """A document that must not be used. `label` becomes part of the name it is set aside under."""
-
-    def __init__(self, label: str, why: str) -> None:
-        super().__init__(why)
-        self.label = label
+class _Mine(threading.local):
+    lock = False  # whether this thread holds the folder's lock for several calls
 
 
 def default_state_folder() -> Path:
@@ -45,7 +42,7 @@ def default_state_folder() -> Path:
 
 
 class State:
-    """Checksummed JSON documents in one folder, shared by any number of processes.
+    """Checksummed JSON documents, and files that they name, in one folder shared by any number of processes.
 
     A document is {"schema": id, "key": {...}, "checksum": SHA-256 of the canonical payload, "payload": {...}}. Its
     schema id `omnidraft-NAME/VERSION` names the file schemas/NAME.json, which describes the payload; its key says what
@@ -60,11 +57,12 @@ class State:
     def __init__(self, folder: Path | None, warn: Callable[[str], None]) -> None:
         self.folder = folder
         self.warn = warn
+        self._mine = _Mine()
         if folder is not None:
             self._open(folder)
 
-    def load(self, relative: str, schema: str, key: Key) -> Payload | None:
-        """The payload of a document, or None where there is none that can be used."""
+    def load(self, relative: str, schema: str, key: Key | None) -> Payload | None:
+        """The payload of a document, whatever its key for None; None where there is none that can be used."""
         if self.folder is None:
             return None
         path = _inside(self.folder, relative)
@@ -93,7 +91,79 @@ class State:
                 _write(path, _document(schema, key, payload))
                 return payload
         except OSError as error:
-            self.warn(f"{path}: not saved ({_reason(error)}); free the disk, or use --state DIR or --no-state")
+            self.warn(_not_saved(path, error))
+            return None
+
+    def write_file(self, relative: str, data: bytes) -> str | None:
+        """Replace a file as `update` replaces documents. A document should keep what this returns, its SHA-256.
+
+        None if it could not be written: one line says why, and the old file stands.
+        """
+        if self.folder is None:
+            return None
+        path = _inside(self.folder, relative)
+        try:
+            with self._lock():
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _write(path, data)
+        except OSError as error:
+            self.warn(_not_saved(path, error))
+            return None
+        return hashlib.sha256(data).hexdigest()
+
+    def read_file(self, relative: str, sha256: str, otherwise: str = "going on without it") -> bytes | None:
+        """The content of a file whose SHA-256 is known; None where it is missing or another.
+
+        One line says so and closes with `otherwise`; what is there in its place is set aside. Raises OSError if it
+        cannot be read for now, which says nothing about the file.
+        """
+        if self.folder is None:
+            return None
+        path = _inside(self.folder, relative)
+        with self._lock():
+            try:
+                data = read_regular(path, MAX_BYTES)
+                if hashlib.sha256(data).hexdigest() != sha256:
+                    raise Unusable("damaged", "damaged: the checksum differs")
+                return data
+            except FileNotFoundError:
+                self.warn(f"{path}: missing; {otherwise}")
+            except Unusable as why:
+                self._set_aside(path, why, otherwise)
+        return None
+
+    def keep_only(self, folder: str, names: Collection[str], aside: int = KEPT_ASIDE) -> None:
+        """Remove a folder's files but `names` and the last few set aside; one line says what could not be removed."""
+        if self.folder is None:
+            return
+        path = _inside(self.folder, folder)
+        try:
+            with self._lock():
+                spared = [*(path / name for name in names), *last_aside(path, aside)]
+                for entry in path.iterdir():
+                    if entry not in spared and (entry.is_symlink() or not entry.is_dir()):
+                        entry.unlink()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.warn(f"{error.filename or path}: not removed ({_reason(error)}); delete it")
+
+    def together(self, work: Callable[[], T]) -> T | None:
+        """What `work` returns, with every other process and thread kept out between its calls of this State.
+
+        None if the lock could not be had or `work` raised OSError; one line says why.
+        """
+        if self.folder is None or self._mine.lock:
+            return work()
+        try:
+            with self._lock():
+                self._mine.lock = True
+                try:
+                    return work()
+                finally:
+                    self._mine.lock = False
+        except OSError as error:
+            self.warn(_not_saved(Path(error.filename or self.folder), error))
             return None
 
     def forget(self) -> None:
@@ -138,21 +208,22 @@ class State:
     def _lock(self) -> AbstractContextManager[object]:
         """Take the folder's lock, free again when the context ends. Raises OSError if others keep it too long."""
         assert self.folder is not None
+        if self._mine.lock:
+            return nullcontext()
         return FileLock(self.folder / LOCK).acquire(timeout=LOCK_SECONDS, poll_interval=0.005)
 
-    def _usable(self, path: Path, schema: str, key: Key) -> Payload | None:
+    def _usable(self, path: Path, schema: str, key: Key | None) -> Payload | None:
         try:
             return _read(path, schema, key)
         except FileNotFoundError:
             return None
-        except _Unusable as why:
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-            aside = path.with_name(f"{path.name}.{why.label}-{stamp}")
-            path.rename(aside)
-            for old in sorted(path.parent.glob(f"{path.name}.{why.label}-*"))[:-KEPT_ASIDE]:
-                old.unlink()
-            self.warn(f"{path}: {why}; set aside as {aside.name}, going on without it")
+        except Unusable as why:
+            self._set_aside(path, why, "going on without it")
             return None
+
+    def _set_aside(self, path: Path, why: Unusable, otherwise: str) -> None:
+        aside = set_aside(path, why.label, KEPT_ASIDE)
+        self.warn(f"{path}: {why}; set aside as {aside.name}, {otherwise}")
 
 
 def _inside(folder: Path, relative: str) -> Path:
@@ -163,6 +234,10 @@ def _inside(folder: Path, relative: str) -> Path:
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+def _not_saved(path: Path, error: OSError) -> str:
+    return f"{path}: not saved ({_reason(error)}); free the disk, or use --state DIR or --no-state"
 
 
 def _canonical(value: Any) -> str:
@@ -189,30 +264,27 @@ def _payload_check(schema: str) -> Callable[[Any], Any]:
     return check
 
 
-def _read(path: Path, schema: str, key: Key) -> Payload:
-    status = path.lstat()
-    if not stat.S_ISREG(status.st_mode):  # a pipe would block, a link could lead anywhere
-        raise _Unusable("damaged", "not a regular file")
-    if status.st_size > MAX_BYTES:
-        raise _Unusable("damaged", f"damaged: {status.st_size} bytes, at most {MAX_BYTES} are read")
+def _read(path: Path, schema: str, key: Key | None) -> Payload:
+    data = read_regular(path, MAX_BYTES)
     try:
-        document = json.loads(path.read_bytes(), parse_constant=_no_constant)
+        document = json.loads(data, parse_constant=_no_constant)
         found = document["schema"], document["key"], document["checksum"], document["payload"]
         digest = hashlib.sha256(_canonical(found[3]).encode()).hexdigest()  # refuses 1e999, which reads as infinity
     except (ValueError, RecursionError, TypeError, LookupError):
-        raise _Unusable("damaged", "damaged: not a JSON document of OmniDraft") from None
+        raise Unusable("damaged", "damaged: not a JSON document of OmniDraft") from None
     found_schema, found_key, checksum, payload = found
     if found_schema != schema:
-        raise _Unusable("damaged", f"damaged or of another version: schema {str(found_schema)[:80]!r}, not {schema!r}")
+        raise Unusable("damaged", f"damaged or of another version: schema {str(found_schema)[:80]!r}, not {schema!r}")
     if not isinstance(found_key, dict) or checksum != digest:
-        raise _Unusable("damaged", "damaged: the checksum differs")
+        raise Unusable("damaged", "damaged: the checksum differs")
+    key = found_key if key is None else key
     different = sorted(name for name in {*found_key, *key} if found_key.get(name) != key.get(name))
     if different:
-        raise _Unusable("other-key", f"made for something else ({', '.join(different)[:120]} differs)")
+        raise Unusable("other-key", f"made for something else ({', '.join(different)[:120]} differs)")
     try:
         _payload_check(schema)(payload)
     except fastjsonschema.JsonSchemaValueException as error:
-        raise _Unusable("damaged", f"damaged: {str(error)[:160]}") from None
+        raise Unusable("damaged", f"damaged: {str(error)[:160]}") from None
     usable: Payload = payload
     return usable
 
@@ -224,22 +296,4 @@ def _no_constant(name: str) -> NoReturn:
 def _write(path: Path, data: bytes) -> None:
     if len(data) > MAX_BYTES:  # it would be refused when read
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    # One fixed name, written only under the lock: what a killed process left is replaced, nothing piles up.
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    write_whole(path, data)

@@ -33,7 +33,7 @@ def random_batch(vocabulary: int, rows: int = 3, length: int = 11, k: int = 9, m
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(np.ones(m + 1), k).astype(np.float32)
     on = np.ones((k, m), np.float32)
-    on[:: 3, -1] = 0
+    on[::3, -1] = 0
     unmapped = np.where(rng.random(vocabulary) < 0.3, -1e9, 0.0).astype(np.float32)
     mapped = np.flatnonzero(unmapped == 0)
     return {

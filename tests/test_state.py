@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -358,3 +360,127 @@ def test_a_number_beyond_all_bounds_is_damage(tmp_path: Path) -> None:
     (tmp_path / "calibration.json").write_text(text)
     assert state.load("calibration.json", "omnidraft-calibration/1", {}) is None
     assert len(complaints) == 1
+
+
+FILE = "pairs/one/weights.bin"
+HASH = hashlib.sha256(b"whole").hexdigest()
+FILE_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut short": lambda path: path.write_bytes(b"whol"),
+    "another": lambda path: path.write_bytes(b"Whole"),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a link": lambda path: (path.rename(path.with_name("elsewhere")), path.symlink_to("elsewhere")),
+}
+
+
+def test_a_file_is_read_by_its_hash(state: State, lines: list[str]) -> None:
+    assert state.write_file(FILE, b"old") == hashlib.sha256(b"old").hexdigest()
+    assert state.write_file(FILE, b"whole") == HASH
+    assert state.read_file(FILE, HASH) == b"whole"
+    assert state.folder is not None
+    assert [p.name for p in (state.folder / FILE).parent.iterdir()] == ["weights.bin"] and lines == []
+
+
+@pytest.mark.parametrize("damage", FILE_DAMAGE)
+def test_a_damaged_file_is_set_aside_with_one_line(state: State, lines: list[str], damage: str) -> None:
+    state.write_file(FILE, b"whole")
+    assert state.folder is not None
+    FILE_DAMAGE[damage](state.folder / FILE)
+    assert state.read_file(FILE, HASH, "version 3 is dropped") is None
+    assert len(lines) == 1 and str(state.folder / FILE) in lines[0] and lines[0].endswith("version 3 is dropped")
+    assert len(list(state.folder.rglob("weights.bin.damaged-*"))) == (damage != "missing")
+    assert state.write_file(FILE, b"whole") == HASH and state.read_file(FILE, HASH) == b"whole"
+
+
+def test_a_file_that_cannot_be_read_for_now_is_not_called_damaged(
+    state: State, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.write_file(FILE, b"whole")
+    monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
+    with state._lock(), pytest.raises(OSError):
+        state.read_file(FILE, HASH)
+    assert state.read_file(FILE, HASH) == b"whole" and lines == []
+
+
+def test_a_full_disk_leaves_the_old_file(state: State, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    state.write_file(FILE, b"whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert state.write_file(FILE, b"new") is None
+    assert len(lines) == 1 and "No space left" in lines[0]
+    assert state.read_file(FILE, HASH) == b"whole"
+
+
+def test_no_state_keeps_no_files(lines: list[str]) -> None:
+    nothing = State(None, lines.append)
+    assert nothing.write_file(FILE, b"whole") is None and nothing.read_file(FILE, HASH) is None
+    nothing.keep_only("pairs", ())
+    assert nothing.together(lambda: 7) == 7 and lines == []
+
+
+def test_keep_only_spares_what_is_named_and_what_was_set_aside_last(state: State) -> None:
+    for round_ in range(KEPT_ASIDE + 2):
+        state.write_file(f"pairs/one/{round_}.bin", b"damaged")
+        assert state.read_file(f"pairs/one/{round_}.bin", HASH) is None
+    for name in ("pairs/one/a.bin", "pairs/one/b.bin", "pairs/other/a.bin"):
+        state.write_file(name, b"whole")
+    assert state.folder is not None
+    (state.folder / "pairs/one/.killed.new").touch()
+    state.keep_only("pairs/one", {"a.bin"})
+    left = sorted(p.name.split("-")[0] for p in (state.folder / "pairs/one").iterdir())
+    assert left == ["2.bin.damaged", "3.bin.damaged", "4.bin.damaged", "a.bin"]
+    state.keep_only("pairs/one", (), aside=0)
+    assert list((state.folder / "pairs/one").iterdir()) == []
+    assert state.read_file("pairs/other/a.bin", HASH) == b"whole"
+
+
+def _add_together(folder: Path) -> None:
+    state = State(folder, print)
+
+    def twice() -> bool:
+        first = state.update(DOCUMENT, SCHEMA, KEY, count_one)
+        time.sleep(0.001)
+        return seen(state.update(DOCUMENT, SCHEMA, KEY, count_one)) == seen(first) + 1
+
+    assert all(state.together(twice) for _ in range(20))
+
+
+def test_nobody_comes_between_calls_made_together(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_add_together, args=(tmp_path / "state",)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 3
+    assert seen(State(tmp_path / "state", print).load(DOCUMENT, SCHEMA, KEY)) == 120
+
+
+def test_together_keeps_other_threads_out(state: State, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
+    found: list[Any] = []
+
+    def work() -> int:
+        other = threading.Thread(target=lambda: found.append(state.update(DOCUMENT, SCHEMA, KEY, count_one)))
+        other.start()
+        other.join()
+        return seen(state.update(DOCUMENT, SCHEMA, KEY, count_one))
+
+    assert state.together(work) == 1 and found == [None] and len(lines) == 1
+    with state._lock():
+        assert state.together(work) is None
+    assert len(lines) == 2
+
+
+def test_forget_removes_files_too(state: State) -> None:
+    state.write_file(FILE, b"whole")
+    state.read_file(FILE, "0" * 64)
+    state.write_file(FILE, b"whole")
+    state.forget()
+    assert state.folder is not None
+    assert {p.name for p in state.folder.rglob("*")} <= {MARKER, LOCK}

@@ -1,4 +1,4 @@
-"""The step graph's gradients against torch's and finite differences; AdamW against torch's; what a step leaves alone."""
+"""The step graph: gradients against torch's and finite differences, AdamW against torch's, what a step leaves alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from learning import VARIANTS, random_batch, random_lora, torch_gradient, write_graphs
 
 from omnidraft.adapters.onnx_step import OnnxStepTrainer
-from omnidraft.adapters.trainer import CLIP, Snapshot
-from omnidraft.export.training_graph import LOSS, STEP, WEIGHTS
-from omnidraft.runtime.bundle import sha256
+from omnidraft.adapters.trainer import Snapshot
+from omnidraft.export.training_graph import STEP
 
 torch = pytest.importorskip("torch")
 

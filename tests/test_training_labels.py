@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnidraft.adapters.projection import project, spelling_table, starts
 from omnidraft.tools.training import loss
 from omnidraft.tools.training.loss import distillation_loss
-from omnidraft.tools.training.projection import project, spelling_table, starts
 
 # Target tokens and their spelling in the drafter's a=0, b=1, c=2, ab=3.
 TARGET = [b"a", b"b", b"c", b"ab", b"abc", b"bc", b"cab", b"abcab"]
@@ -57,7 +57,7 @@ def test_projection_is_its_definition(target: list[int], seed: int) -> None:
     p = rng.dirichlet(np.full(len(TARGET), 0.7), len(target))
     order = np.argsort(-p, 1)
     draft = spell(b"".join(TARGET[t] for t in target))
-    where, ids, weights = project(
+    where, ids, weights, _ = project(
         order, np.take_along_axis(p, order, 1),
         np.array(target), starts([TARGET[t] for t in target]), np.array(draft), starts([DRAFT[d] for d in draft]),
         spelling_table(SPELLING, len(TARGET)),
@@ -73,7 +73,7 @@ def test_an_end_of_turn_is_projected_and_a_long_draft_token_is_not() -> None:
     """Target a, b, end; the draft says ab, end: p at "b" has no draft position, and p at "a" says nothing about ab."""
     table = spelling_table([*SPELLING, (4,)], 9)
     top = np.array([[0, 3], [1, 2], [8, 0]])
-    where, ids, p = project(
+    where, ids, p, _ = project(
         top, np.full((3, 2), 0.5), np.array([0, 1, 8]), np.array([0, 1, 2]), np.array([3, 4]), np.array([0, 2]), table
     )
     assert where.tolist() == [1] and ids.tolist() == [[4, 0]] and p.tolist() == [[0.5, 0.5]]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from omnidraft.runtime.engine import Engine
     from omnidraft.runtime.options import Options
     from omnidraft.runtime.pair import Pair
-    from omnidraft.runtime.sampling import Sampling
-    from omnidraft.tools.measure import Row
 
 LEGEND = (
     "speed-up: against plain decoding with 1-row passes, median over prompts. accept: acceptance rate; "
@@ -65,6 +61,7 @@ def bench(
     from omnidraft.runtime.sampling import Sampling
     from omnidraft.runtime.state import State
     from omnidraft.tools.measure import measure, read_prompts
+    from omnidraft.tools.tables import tables
 
     options = Options(draft, lossless, verification)
     if options.draft_length == 0:
@@ -92,7 +89,7 @@ def bench(
                 engines = make_rows(pair, options, w0)
                 bar = progress.add_task(task, total=len(texts) * len(engines))
                 rows += measure(engines, task, texts, arguments, lambda: progress.advance(bar))  # noqa: B023
-    for table in _tables(rows, name, sampling):
+    for table in tables(rows, name, sampling):
         console.print(table)
     console.print(LEGEND)
     for row in rows:
@@ -142,33 +139,3 @@ def _write(path: Path, document: dict[str, Any]) -> None:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise OmniDraftError(f"{path}: cannot be written ({error.strerror}); give --json another file") from None
-
-
-def _tables(rows: list[Row], target: str, sampling: Sampling) -> Iterator[Any]:
-    """One table for each task and precision, narrow enough for a terminal of 80 columns."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
-    for (task, precision), group in groupby(rows, lambda row: (row.task, row.precision)):
-        title = f"{escape(task)}: {target} {precision}, {how}"
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("row", no_wrap=True)
-        for column in ("tok/s", "speed-up", "accept", "/verify", "gain", "n-gram", "equal"):
-            table.add_column(column, justify="right", no_wrap=True)
-        for row in group:
-            figures = (row.speedup, row.acceptance_rate, row.tokens_per_verify)
-            table.add_row(
-                row.row,
-                "-" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",
-                *("-" if figure is None else f"{figure:.2f}" for figure in figures),
-                "-" if row.gain is None else f"{_short(row.gain[0])}..{_short(row.gain[2])}",
-                "-" if row.ngram_use is None else f"{row.ngram_use:.2f}",
-                "-" if row.same_text is None else f"{row.same_text}/{row.n}",
-            )
-        yield table
-
-
-def _short(figure: float) -> str:
-    return f"{figure:+.2f}".replace("0.", ".")

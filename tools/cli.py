@@ -12,21 +12,20 @@ from typing import Any
 import typer
 
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.tools import adapters
 from omnidraft.tools.bench import bench
 from omnidraft.tools.export import export
+from omnidraft.tools.personalize import personalize
 from omnidraft.tools.run import run
+from omnidraft.tools.setup_training import setup_training
 from omnidraft.tools.show import show
 from omnidraft.tools.training.command import train_drafter
 
-VERBS = (export, run, show, bench, train_drafter)
+VERBS = (export, run, show, bench, personalize, setup_training, train_drafter)
 
-app = typer.Typer(
-    help="On-device speculative decoding: one small drafter for every target model.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+GROUPS: dict[str, tuple[str, tuple[Callable[..., None], ...]]] = {
+    "adapters": ("What the drafter has learned on this device, version by version.", adapters.VERBS),
+}
 
 
 def guarded(verb: Callable[..., None]) -> Callable[..., None]:
@@ -44,7 +43,7 @@ def guarded(verb: Callable[..., None]) -> Callable[..., None]:
                 # The reader of a pipe is gone; Python would complain again when it flushes at exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(141) from None
-            print(f"omnidraft: {error.filename or verb.__name__}: {error.strerror or error}", file=sys.stderr)
+            print(f"omnidraft: {error.filename or command_name(verb)}: {error.strerror or error}", file=sys.stderr)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             print("omnidraft: interrupted", file=sys.stderr)
@@ -53,8 +52,27 @@ def guarded(verb: Callable[..., None]) -> Callable[..., None]:
     return run_verb
 
 
-for verb in VERBS:
-    app.command(verb.__name__.replace("_", "-"))(guarded(verb))
+def command_name(verb: Callable[..., None]) -> str:
+    """What a user types: `list_` is list, `train_drafter` is train-drafter."""
+    return verb.__name__.rstrip("_").replace("_", "-")
+
+
+def _commands(help_text: str, verbs: tuple[Callable[..., None], ...]) -> typer.Typer:
+    made = typer.Typer(
+        help=help_text,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for verb in verbs:
+        made.command(command_name(verb))(guarded(verb))
+    return made
+
+
+app = _commands("On-device speculative decoding: one small drafter for every target model.", VERBS)
+for name, group in GROUPS.items():
+    app.add_typer(_commands(*group), name=name)
 
 
 def main() -> None:

@@ -51,8 +51,8 @@ class Row:
         return asdict(self)
 
 
-def read_prompts(path: Path, n: int) -> dict[str, list[str]]:
-    """The first `n` prompts of each task of a JSONL file. Raises OmniDraftError naming file and line."""
+def read_prompts(path: Path, n: int | None = None) -> dict[str, list[str]]:
+    """The first `n` prompts of each task of a JSONL file, or all. Raises OmniDraftError naming file and line."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -69,7 +69,7 @@ def read_prompts(path: Path, n: int) -> dict[str, list[str]]:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise OmniDraftError(f'{path}:{number}: not a JSON object with a text under "prompt"') from None
         texts = tasks.setdefault(task, [])
-        if len(texts) < n:
+        if n is None or len(texts) < n:
             texts.append(prompt)
     if not tasks:
         raise OmniDraftError(f"{path}: has no prompts")

@@ -28,6 +28,7 @@ MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to emit.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Text to stop before; may be given several times.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as text, without the chat template.")]
 Threads = Annotated[int, typer.Option(min=0, max=256, help="Threads of the target; 0: as many as cores, up to 4.")]
+Trainer = Annotated[str, typer.Option(help="auto, onnxruntime-training or onnx-step.")]
 StateFolder = Annotated[
     Path | None, typer.Option("--state", help="Folder for what is learned. [default: the platform's state folder]")
 ]

@@ -13,7 +13,10 @@ import typer
 from omnidraft.tools import options as o
 
 if TYPE_CHECKING:
+    from omnidraft.adapters.learner import Learner
+    from omnidraft.runtime.engine import Engine
     from omnidraft.runtime.report import Report
+    from omnidraft.runtime.state import State
 
 
 PROMISES = {
@@ -43,6 +46,8 @@ def run(
     threads: o.Threads = 0,
     state: o.StateFolder = None,
     no_state: o.NoState = False,
+    learn: Annotated[str, typer.Option(help="on: learn from the answers, now and then. off: keep none of it.")] = "off",
+    trainer: o.Trainer = "auto",
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what runs where, and where the time went.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
 ) -> None:
@@ -55,12 +60,15 @@ def run(
 
     if no_state and state is not None:
         raise OmniDraftError("--state and --no-state exclude each other; give one of them")
+    _check_learning(learn, trainer, no_state, draft)
     text = sys.stdin.read() if prompt == "-" else prompt
     seed = secrets.randbits(32) if seed is None else seed
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     options = Options(draft, lossless, verification)
     folder = None if no_state else state or default_state_folder()
-    engine = Engine.open(bundle, target, precision, options, State(folder, o.warn), threads, o.warn)
+    kept = State(folder, o.warn)
+    engine = Engine.open(bundle, target, precision, options, kept, threads, o.warn)
+    learner = _adapter(engine, kept, learn, trainer)
     if engine.pair.target.prompts.template is None and not raw:
         o.warn(f"target {engine.pair.name!r} has no chat template: the prompt is continued as text")
     interrupted = False
@@ -77,8 +85,49 @@ def run(
         _close(report, sampling.temperature > 0, as_json, verbose)
         if verbose and engine.cache is not None and engine.cache_path is not None:
             print(f"n-gram cache: {len(engine.cache)} entries in {engine.cache_path}", file=sys.stderr)
+        if learner is not None and not interrupted:
+            _learn(learner, verbose)
     if interrupted:
         raise KeyboardInterrupt
+
+
+def _check_learning(learn: str, trainer: str, no_state: bool, draft: str) -> None:
+    from omnidraft.runtime.errors import OmniDraftError
+
+    if learn not in ("on", "off"):
+        raise OmniDraftError(f"--learn {learn}: choose on or off")
+    if learn == "off" and trainer != "auto":
+        raise OmniDraftError("--trainer says how to learn; give --learn on with it")
+    if learn == "on" and no_state:
+        raise OmniDraftError("--learn on needs a state folder to keep what it learns; leave --no-state out")
+    if learn == "on" and draft == "off":
+        raise OmniDraftError("--learn on needs a drafter; leave --draft off out")
+
+
+def _adapter(engine: Engine, state: State, learn: str, trainer: str) -> Learner | None:
+    """Draft with the adapter that was learned for this target, if there is one; the learner, if it shall go on."""
+    drafter = engine.pair.drafter
+    if learn == "on":
+        from omnidraft.adapters.learner import Learner
+        from omnidraft.adapters.settings import Settings
+
+        return Learner(engine, state, Settings(trainer=trainer), o.warn)
+    if drafter is not None and drafter.info.lora is not None and state.folder is not None:
+        from omnidraft.adapters.layout import Layout
+        from omnidraft.adapters.store import AdapterStore
+
+        layout = Layout(drafter.info.lora["projections"])
+        _, snapshot = AdapterStore(state, drafter.info, engine.pair.target.info, layout).current()
+        if snapshot is not None:
+            engine.use_adapter(layout.parameters(snapshot.lora))
+    return None
+
+
+def _learn(learner: Learner, verbose: bool) -> None:
+    with closing(learner):
+        done = learner.after_response()
+    if verbose and done is not None:
+        print(f"learned for {done.seconds:.1f} s with {learner.trainer_reason}: loss {done.loss:.3f}", file=sys.stderr)
 
 
 def _close(report: Report, sampled: bool, as_json: bool, verbose: bool) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from omnidraft.adapters.projection import starts
 from omnidraft.runtime.drafting import choose, law
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.sampling import Sampling
 from omnidraft.runtime.token_bytes import TokenBytes
 from omnidraft.runtime.translation import Mode, Translation
 from omnidraft.runtime.vocabulary import VocabularyMap
-from omnidraft.tools.training.projection import starts
 from omnidraft.tools.training.rows import Row
 from omnidraft.tools.training.target import Target
 from omnidraft.tools.training.tokenizer import encode_rows

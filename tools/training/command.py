@@ -15,7 +15,7 @@ from omnidraft.runtime.errors import OmniDraftError
 
 if TYPE_CHECKING:
     from omnidraft.runtime.token_bytes import TokenBytes
-    from omnidraft.tools.training.log import Log
+    from omnidraft.tools.log import Log
     from omnidraft.tools.training.loop import Plan
     from omnidraft.tools.training.network import Network
     from omnidraft.tools.training.rows import Row
@@ -57,7 +57,7 @@ def train_drafter(
     threads: Annotated[int, typer.Option(min=0, max=256, help="CPU threads; 0: as many as cores.")] = 0,
 ) -> None:
     """Train a drafter for a target: text, tokenizer, labels, weights."""
-    from omnidraft.tools.training.log import Bar
+    from omnidraft.tools.log import Bar
     from omnidraft.tools.training.loop import Plan
 
     for module in ("torch", "transformers", "onnx", "onnxruntime_genai", "gguf", "safetensors", "matplotlib"):

@@ -9,9 +9,9 @@ from hashlib import sha256
 
 import numpy as np
 
+from omnidraft.adapters.projection import project, spelling_table, starts
 from omnidraft.runtime.token_bytes import TokenBytes
 from omnidraft.runtime.vocabulary import VocabularyMap
-from omnidraft.tools.training.projection import project, spelling_table, starts
 from omnidraft.tools.training.rows import Row
 from omnidraft.tools.training.target import Target
 from omnidraft.tools.training.teacher import TOP, Teacher
@@ -78,7 +78,7 @@ class SoftLabels:
     def of(self, row: Row, answer: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """See `project`, for the answer in draft ids; always TOP columns."""
         top, target = self._teacher.top(row), self._target.answer(row)
-        where, ids, p = project(
+        where, ids, p, _ = project(
             top.ids, top.p,
             np.array(target), starts([self._target.tokens.bytes_of[t] for t in target]),
             np.array(answer), starts([self._draft.bytes_of[d] for d in answer]),

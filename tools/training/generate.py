@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from omnidraft.runtime.errors import OmniDraftError
-from omnidraft.tools.training.log import Log
+from omnidraft.tools.log import Log
 from omnidraft.tools.training.network import Network, rows_at_once
 from omnidraft.tools.training.openings import OPENINGS
 from omnidraft.tools.training.rows import Prompt, Row, append_rows, digest, drop_torn_line, read_rows

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.tools.log import Log
 from omnidraft.tools.training.curve import draw_curve
 from omnidraft.tools.training.dataset import Batches, Dataset
-from omnidraft.tools.training.log import Log
 from omnidraft.tools.training.model import save_drafter
 
 WARMUP, COOLDOWN = 60, 0.3  # steps; share of the steps in which the rate falls to zero

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from omnidraft.tools.training.log import Log
+from omnidraft.tools.log import Log
 from omnidraft.tools.training.network import Network, rows_at_once
 from omnidraft.tools.training.rows import Row
 from omnidraft.tools.training.target import Target

@@ -30,13 +30,13 @@ def project(
     draft: np.ndarray,
     draft_starts: np.ndarray,
     table: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Soft labels for the draft tokens of a text that both vocabularies spell.
 
     top_ids, top_p [n, K]: what the target found likely at its first n tokens. target, target_starts [N >= n] and
     draft, draft_starts [m]: both spellings of the text with the byte at which each token begins. table: see
-    `spelling_table`. Returns (where [s], ids [s, K], p [s, K]): draft positions, and p̃ there, each row's p summing
-    to 1 (entries of weight 0 have no meaning, an id may come twice).
+    `spelling_table`. Returns (where [s], ids [s, K], p [s, K], source [s]): draft positions, p̃ there, each row's p
+    summing to 1 (entries of weight 0 have no meaning, an id may come twice), and the target tokens that they are of.
 
     Where a target token begins, p̃(d) = Σ p(t) over t whose spelling starts with d. Inside a target token, behind its
     draft tokens s, p̃(d | s) = Σ p(t) over t spelled s d… / Σ p(t) over t spelled s and more. A t spelled s exactly
@@ -51,7 +51,7 @@ def project(
     live = (first < m) & (draft_starts[np.minimum(first, m - 1)] == target_starts[:n])
     spelled = table[top_ids[:n]]
     weights = top_p[:n].astype(np.float64)
-    where, ids, p = [], [], []
+    where, ids, p, source = [], [], [], []
     for s in range(table.shape[1]):
         at = np.minimum(first + s, m - 1)
         live = live & (first + s < m) & (table[target[:n], s] == draft[at])
@@ -63,5 +63,6 @@ def project(
         where.append(at[use])
         ids.append(np.maximum(spelled[use, :, s], 0))
         p.append(continuing[use] / total[use, None])
+        source.append(use.nonzero()[0])
         weights = np.where(spelled[:, :, s] == draft[at][:, None], weights, 0.0)
-    return np.concatenate(where), np.concatenate(ids), np.concatenate(p)
+    return np.concatenate(where), np.concatenate(ids), np.concatenate(p), np.concatenate(source)

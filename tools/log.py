@@ -1,4 +1,4 @@
-"""What a training run says: lines and a bar on the error stream."""
+"""What a long run says: lines and a bar on the error stream."""
 
 from __future__ import annotations
 

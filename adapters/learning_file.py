@@ -1,0 +1,128 @@
+"""What a learner keeps in the state folder beside its adapters, so that a kill at any moment costs little."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from omnidraft.adapters.memory import Memory
+from omnidraft.adapters.samples import Sample
+from omnidraft.adapters.trainer import Snapshot
+from omnidraft.runtime.observation import TOP
+from omnidraft.runtime.state import Key, Payload, State
+
+SCHEMA, REPLAY_SCHEMA = "omnidraft-learning/1", "omnidraft-replay/1"
+
+
+@dataclass
+class Candidate:
+    """An adapter that has learned more than the one in use and was not compared with it yet.
+
+    `rounds`: of learning since it branched off; `positions`: learned from, all in all.
+    """
+
+    snapshot: Snapshot
+    rounds: int
+    positions: int
+
+
+@dataclass
+class Standing:
+    """Where learning stands. `behind`: comparisons in a row in which the drafter as shipped was better."""
+
+    candidate: Candidate | None = None
+    behind: int = 0
+    rounds: int = 0
+
+
+class LearningFile:
+    """The files of one pair: what is fresh and where learning stands, samples to replay, and the candidate."""
+
+    def __init__(self, state: State, folder: str, key: Key, draft_size: int, target_size: int) -> None:
+        self._state, self._folder, self._key = state, folder, key
+        self._sizes = draft_size, target_size
+
+    def load(self) -> tuple[Memory, Standing]:
+        """As the files have it; without those that cannot be used."""
+        small = self._state.load(f"{self._folder}/learning.json", SCHEMA, self._key)
+        large = self._state.load(f"{self._folder}/replay.json", REPLAY_SCHEMA, self._key)
+        memory, standing = Memory(), Standing()
+        if large is not None:
+            memory.replay, memory.anchors = (self._unpacked(large[name]) for name in ("replay", "anchors"))
+        if small is not None:
+            memory.fresh = self._unpacked(small["fresh"])
+            memory.responses, memory.set_apart = small["responses"], small["set_apart"]
+            standing = Standing(self._candidate(small["candidate"]), small["behind"], small["rounds"])
+        return memory, standing
+
+    def save(self, memory: Memory, standing: Standing) -> None:
+        """What changes with every response, and the candidate. Another process's is replaced."""
+        found = standing.candidate
+        described = None if found is None else self._write_candidate(found)
+        payload = {
+            "fresh": [_packed(sample) for sample in memory.fresh],
+            "responses": memory.responses, "set_apart": memory.set_apart,
+            "candidate": described, "behind": standing.behind, "rounds": standing.rounds,
+        }  # fmt: skip
+        self._state.update(f"{self._folder}/learning.json", SCHEMA, self._key, lambda _old: payload)
+
+    def save_replay(self, memory: Memory) -> None:
+        """What changes with every round of learning."""
+        payload = {name: [_packed(s) for s in getattr(memory, name)] for name in ("replay", "anchors")}
+        self._state.update(f"{self._folder}/replay.json", REPLAY_SCHEMA, self._key, lambda _old: payload)
+
+    def _write_candidate(self, candidate: Candidate) -> dict[str, Any] | None:
+        snapshot = candidate.snapshot
+        lora = snapshot.lora.astype("<f4").tobytes()
+        digest = self._state.write_file(f"{self._folder}/candidate.bin", lora + snapshot.optimizer)
+        if digest is None:
+            return None
+        counts = {"rounds": candidate.rounds, "positions": candidate.positions}
+        return {"sha256": digest, "size": len(lora), "steps": snapshot.steps, "trainer": snapshot.trainer, **counts}
+
+    def _candidate(self, described: dict[str, Any] | None) -> Candidate | None:
+        if described is None:
+            return None
+        data = self._state.together(lambda: self._state.read_file(f"{self._folder}/candidate.bin", described["sha256"]))
+        if data is None or described["size"] > len(data) or described["size"] % 4:
+            return None
+        lora = np.frombuffer(data[: described["size"]], "<f4").astype(np.float32)
+        snapshot = Snapshot(lora, described["steps"], described["trainer"], data[described["size"] :])
+        return Candidate(snapshot, described["rounds"], described["positions"])
+
+    def _unpacked(self, rows: Sequence[Payload]) -> list[Sample]:
+        found = (_unpacked(row, *self._sizes) for row in rows)
+        return [sample for sample in found if sample is not None]
+
+
+def _packed(sample: Sample) -> Payload:
+    arrays = {name: getattr(sample, name) for name in ("draft", "target", "top_ids", "top_p")}
+    packed = {name: base64.b64encode(array.tobytes()).decode() for name, array in arrays.items()}
+    return {**packed, "begin": sample.begin}
+
+
+def _unpacked(row: Payload, draft_size: int, target_size: int) -> Sample | None:
+    """The sample, or None if it cannot be of this pair."""
+    types = {"draft": np.int32, "target": np.int32, "top_ids": np.int32, "top_p": np.float16}
+    try:
+        flat = {name: np.frombuffer(base64.b64decode(row[name]), kind) for name, kind in types.items()}
+        tops = {name: flat[name].reshape(-1, TOP) for name in ("top_ids", "top_p")}
+    except ValueError:
+        return None
+    sample = Sample(flat["draft"], int(row["begin"]), flat["target"], tops["top_ids"], tops["top_p"])
+    n = len(sample.target)
+    good = (
+        0 < sample.begin < len(sample.draft)
+        and n > 0
+        and len(sample.top_ids) == len(sample.top_p) == n
+        and bool(np.isfinite(sample.top_p).all() and (sample.top_p >= 0).all())
+        and all(
+            array.min() >= 0 and array.max() < size
+            for array, size in ((sample.draft, draft_size), (sample.target, target_size), (sample.top_ids, target_size))
+        )
+    )
+    return sample if good else None
