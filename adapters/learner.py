@@ -16,7 +16,7 @@ from omnidraft.adapters.samples import Sample, Spelling
 from omnidraft.adapters.settings import RANK, Settings
 from omnidraft.adapters.shadow import Shadow
 from omnidraft.adapters.store import AdapterStore
-from omnidraft.adapters.trainer import Snapshot, Trainer
+from omnidraft.adapters.trainer import Snapshot, Trainer, TrainerError
 from omnidraft.adapters.trainers import default_artifacts, default_packages, open_trainer
 from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.errors import OmniDraftError
@@ -26,15 +26,16 @@ JUDGED = 4  # fresh samples, and anchors, that a comparison looks at
 JUDGE_AFTER = 2  # rounds of learning between two comparisons
 SLACK = 0.02  # how much agreement on the anchors a candidate may lose against the drafter as shipped
 MOST_BEHIND = 2  # comparisons in a row that the adapter in use may lose against the drafter as shipped
-REPLAYS = 3  # batches to replay in a round of learning, while the budget lasts
+REPLAYS = 3  # batches to replay in a round of learning
 
 
 @dataclass
 class Round:
     """What a round of learning did. `kept`: whether a candidate was kept, None if none was compared.
 
-    loss: of the fresh batch before it was learned; seconds: of the whole round; `before`, `after`: agreement with
-    the target on text that none had learned, of the adapter in use and of the candidate.
+    loss: of the fresh samples before they were learned, NaN where nothing could be learned from them; seconds: of the
+    whole round; `before`, `after`: agreement with the target on text that none had learned, of the adapter in use and
+    of the candidate.
     """
 
     loss: float
@@ -64,7 +65,7 @@ class Learner:
         pair.bundle.verify(drafter.training.values())
         self.layout = Layout(drafter.lora["projections"])
         self._spelling = Spelling(
-            pair.drafter.tokens, pair.target.tokens, pair.vocabulary, pair.drafter.decoder.vocabulary
+            pair.drafter.tokens, pair.target.tokens, pair.vocabulary, pair.drafter.decoder.vocabulary, drafter.context
         )
         self._shadow = Shadow(pair.drafter.decoder, self.layout, self._spelling)
         self.store = AdapterStore(state, drafter, target, self.layout)
@@ -93,7 +94,10 @@ class Learner:
         return None if self._current is None else self.layout.parameters(self._current.lora)
 
     def after_response(self) -> Round | None:
-        """Remember the engine's last response, and learn if it is time to. None: nothing was learned yet."""
+        """Remember the engine's last response, and learn if it is time to. None: nothing was learned yet.
+
+        Raises OmniDraftError if the trainer that was asked for dies.
+        """
         begin = perf_counter()
         observation, report = self.engine.observation, self.engine.report
         if observation is None or report is None:
@@ -101,8 +105,11 @@ class Learner:
         anchor = self.memory.add(list(self._spelling.samples(observation)))
         self._credit += self.settings.budget * (report.seconds - report.phases.get("learn", 0.0))
         done = None
-        if len(self.memory.fresh) >= self.settings.interval and self._credit > 0:
-            done = self._round()
+        if (len(self.memory.fresh) >= self.settings.interval or self.memory.full) and self._credit > 0:
+            try:
+                done = self._round()
+            except TrainerError as error:
+                raise OmniDraftError(str(error)) from None
         if anchor or done:
             self._file.save_replay(self.memory)
         self._file.save(self.memory, self._standing)
@@ -134,12 +141,19 @@ class Learner:
         self._train(trainer, candidate, done)
         candidate.snapshot, candidate.rounds = trainer.snapshot(), candidate.rounds + 1
         self._standing.candidate = candidate
+        if not np.isfinite(candidate.snapshot.lora).all():
+            self._standing.candidate = None
+            done.note = "learning diverged, so the candidate is dropped; a lower rate may help"
         self._standing.rounds += 1
         self.memory.learned()
         return done
 
     def _rank_of_what_is_there(self) -> int:
         candidate = self._standing.candidate
+        now = self._current
+        if candidate is not None and now is not None and len(candidate.snapshot.lora) != len(now.lora):
+            candidate = self._standing.candidate = None
+            self._tell("the adapter in use has another rank than what was learned since; that is dropped")
         learned = candidate.snapshot if candidate is not None else self._current
         if learned is None:
             return self.settings.rank or RANK
@@ -162,21 +176,22 @@ class Learner:
         return self._trainer
 
     def _train(self, trainer: Trainer, candidate: Candidate, done: Round) -> None:
-        """The fresh samples once, then old ones while the budget lasts."""
+        """The fresh samples once, then old ones."""
         size, fresh = self.settings.batch, self.memory.fresh
         losses = [self._step(trainer, candidate, fresh[i : i + size]) for i in range(0, len(fresh), size)]
-        done.loss = float(np.mean(losses))
+        known = [loss for loss in losses if loss is not None]
+        done.loss = float(np.mean(known)) if known else float("nan")
         rng = np.random.default_rng(self._standing.rounds)
         old = self.memory.replay
         for _ in range(REPLAYS if len(old) >= size else 0):
             picked = rng.choice(len(old), size, replace=False)
             self._step(trainer, candidate, [old[i] for i in picked.tolist()])
 
-    def _step(self, trainer: Trainer, candidate: Candidate, samples: list[Sample]) -> float:
+    def _step(self, trainer: Trainer, candidate: Candidate, samples: list[Sample]) -> float | None:
         pairs = [(sample, self._labels(sample)) for sample in samples]
         pairs = [(sample, labels) for sample, labels in pairs if len(labels.at)]
         if not pairs:
-            return float("nan")
+            return None
         candidate.positions += sum(len(labels.at) for _, labels in pairs)
         return trainer.step(batch(pairs, self._spelling.unmapped), self.settings.rate)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from omnidraft.runtime.observation import TOP
 from omnidraft.runtime.state import Key, Payload, State
 
 SCHEMA, REPLAY_SCHEMA = "omnidraft-learning/1", "omnidraft-replay/1"
+CANDIDATES = "candidate"  # a folder; its one file is named by content, so that it can be written before its document
 
 
 @dataclass
@@ -55,12 +57,15 @@ class LearningFile:
             memory.replay, memory.anchors = (self._unpacked(large[name]) for name in ("replay", "anchors"))
         if small is not None:
             memory.fresh = self._unpacked(small["fresh"])
-            memory.responses, memory.set_apart = small["responses"], small["set_apart"]
+            memory.responses, memory.set_apart = small["responses"], max(small["set_apart"], len(memory.anchors))
             standing = Standing(self._candidate(small["candidate"]), small["behind"], small["rounds"])
         return memory, standing
 
     def save(self, memory: Memory, standing: Standing) -> None:
         """What changes with every response, and the candidate. Another process's is replaced."""
+        self._state.together(lambda: self._save(memory, standing))
+
+    def _save(self, memory: Memory, standing: Standing) -> None:
         found = standing.candidate
         described = None if found is None else self._write_candidate(found)
         payload = {
@@ -68,7 +73,9 @@ class LearningFile:
             "responses": memory.responses, "set_apart": memory.set_apart,
             "candidate": described, "behind": standing.behind, "rounds": standing.rounds,
         }  # fmt: skip
-        self._state.update(f"{self._folder}/learning.json", SCHEMA, self._key, lambda _old: payload)
+        if self._state.update(f"{self._folder}/learning.json", SCHEMA, self._key, lambda _old: payload) is not None:
+            wanted = set() if described is None else {_candidate_name(described["sha256"])}
+            self._state.keep_only(f"{self._folder}/{CANDIDATES}", wanted)
 
     def save_replay(self, memory: Memory) -> None:
         """What changes with every round of learning."""
@@ -78,8 +85,11 @@ class LearningFile:
     def _write_candidate(self, candidate: Candidate) -> dict[str, Any] | None:
         snapshot = candidate.snapshot
         lora = snapshot.lora.astype("<f4").tobytes()
-        digest = self._state.write_file(f"{self._folder}/candidate.bin", lora + snapshot.optimizer)
-        if digest is None:
+        data = lora + snapshot.optimizer
+        digest = hashlib.sha256(data).hexdigest()
+        path = f"{self._folder}/{CANDIDATES}/{_candidate_name(digest)}"
+        there = self._state.folder is not None and (self._state.folder / path).is_file()
+        if not there and self._state.write_file(path, data) is None:  # most responses change no candidate
             return None
         counts = {"rounds": candidate.rounds, "positions": candidate.positions}
         return {"sha256": digest, "size": len(lora), "steps": snapshot.steps, "trainer": snapshot.trainer, **counts}
@@ -87,7 +97,8 @@ class LearningFile:
     def _candidate(self, described: dict[str, Any] | None) -> Candidate | None:
         if described is None:
             return None
-        data = self._state.together(lambda: self._state.read_file(f"{self._folder}/candidate.bin", described["sha256"]))
+        path = f"{self._folder}/{CANDIDATES}/{_candidate_name(described['sha256'])}"
+        data = self._state.together(lambda: self._state.read_file(path, described["sha256"]))
         if data is None or described["size"] > len(data) or described["size"] % 4:
             return None
         lora = np.frombuffer(data[: described["size"]], "<f4").astype(np.float32)
@@ -97,6 +108,10 @@ class LearningFile:
     def _unpacked(self, rows: Sequence[Payload]) -> list[Sample]:
         found = (_unpacked(row, *self._sizes) for row in rows)
         return [sample for sample in found if sample is not None]
+
+
+def _candidate_name(sha256: str) -> str:
+    return f"{sha256[:12]}.bin"
 
 
 def _packed(sample: Sample) -> Payload:

@@ -45,9 +45,13 @@ class Spelling:
     draft token with the same bytes, -1 without one.
     """
 
-    def __init__(self, draft: TokenBytes, target: TokenBytes, vocabulary: VocabularyMap, draft_size: int) -> None:
-        """`draft_size`: rows of the draft model's output."""
+    def __init__(
+        self, draft: TokenBytes, target: TokenBytes, vocabulary: VocabularyMap, draft_size: int,
+        positions: int | None = None,
+    ) -> None:  # fmt: skip
+        """`draft_size`: rows of the draft model's output; `positions`: tokens that it can read, None for any number."""
         self._draft, self._target, self.spelling = draft, target, vocabulary.spelling
+        self._positions = positions
         self.table = spelling_table(vocabulary.spelling, len(target.bytes_of))
         self.twin = np.full(len(target.bytes_of), -1, np.int64)
         for t, spelled in enumerate(vocabulary.spelling):
@@ -58,14 +62,19 @@ class Spelling:
         self.unmapped[self.twin[self.twin >= 0]] = 0
 
     def samples(self, observation: Observation) -> Iterator[Sample]:
-        """The response in pieces of up to ANSWER tokens; text that the drafter has no tokens for ends it."""
+        """The response in pieces of up to ANSWER tokens; text that the drafter has no tokens for ends it.
+
+        A piece that the drafter has no token for, or that is longer than what it can read, is left out.
+        """
         try:
             context = [*(observation.prefix or [0]), *self._draft.encode(observation.text)]
             for begin in range(0, len(observation.tokens), ANSWER):
                 target = observation.tokens[begin : begin + ANSWER]
                 answer = self._encode(target)
-                context = context[-PREFIX:]
-                yield _sample(context, answer, target, observation.tops[begin : begin + ANSWER])
+                room = PREFIX if self._positions is None else min(PREFIX, self._positions - len(answer))
+                if answer and room > 0:
+                    context = context[-room:]
+                    yield _sample(context, answer, target, observation.tops[begin : begin + ANSWER])
                 context += answer
         except OmniDraftError:
             return

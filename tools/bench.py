@@ -12,9 +12,12 @@ import typer
 from omnidraft.tools import options as o
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from omnidraft.runtime.engine import Engine
     from omnidraft.runtime.options import Options
     from omnidraft.runtime.pair import Pair
+    from omnidraft.tools.learned import Learned
 
 LEGEND = (
     "speed-up: against plain decoding with 1-row passes, median over prompts. accept: acceptance rate; "
@@ -43,6 +46,9 @@ def bench(
     lossless: o.Lossless = "exact",
     verification: o.Verification = "coupled",
     threads: o.Threads = 0,
+    learn_from: Annotated[
+        Path | None, typer.Option(help="JSONL of other prompts to learn from first; adds a row for each loss and rank.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Compare plain decoding, the paper's translation and ours, interleaved, on the same prompts.
@@ -60,6 +66,7 @@ def bench(
     from omnidraft.runtime.pair import load_pair
     from omnidraft.runtime.sampling import Sampling
     from omnidraft.runtime.state import State
+    from omnidraft.tools.learned import with_learning
     from omnidraft.tools.measure import measure, read_prompts
     from omnidraft.tools.tables import tables
 
@@ -76,6 +83,7 @@ def bench(
     if json_file is not None:
         _write(json_file, {})  # minutes of work should not end at a folder that is not there
 
+    lessons = [] if learn_from is None else [text for texts in read_prompts(learn_from).values() for text in texts]
     console, rows, described = Console(), [], []
     arguments = {"sampling": sampling, "max_new_tokens": max_new_tokens, "stop": stop or (), "raw": raw}
     for graph in graphs:
@@ -85,10 +93,13 @@ def bench(
             o.warn("no width gives equal rows on this device: texts may differ between rows")
         described.append({"precision": graph.precision, "graph": pair.graph_sha256, "threads": pair.threads, "w0": w0})
         with Progress(console=console, transient=True) as progress:
+            learned = _learn(pair, options, w0, lessons, arguments, progress) if lessons else {}
             for task, texts in tasks.items():
                 engines = make_rows(pair, options, w0)
+                engines |= {row: _adapted(pair, options, w0, adapter) for row, adapter in learned.items()}
                 bar = progress.add_task(task, total=len(texts) * len(engines))
-                rows += measure(engines, task, texts, arguments, lambda: progress.advance(bar))  # noqa: B023
+                measured = measure(engines, task, texts, arguments, lambda: progress.advance(bar))  # noqa: B023
+                rows += [with_learning(row, learned.get(row.row)) for row in measured]
     for table in tables(rows, name, sampling):
         console.print(table)
     console.print(LEGEND)
@@ -119,6 +130,25 @@ def make_rows(pair: Pair, options: Options, w0: int | None) -> dict[str, Engine]
         "static + online": replace(options, mode=Mode.FULL),
     }
     return {row: Engine(pair, chosen, State(None, o.warn), w0) for row, chosen in rows.items()}
+
+
+def _learn(
+    pair: Pair, options: Options, w0: int | None, prompts: list[str], arguments: dict[str, Any], progress: Progress
+) -> dict[str, Learned]:
+    from omnidraft.tools.learned import learn, variants
+
+    bar = progress.add_task("learning", total=len(prompts) + len(variants()))
+    return learn(_adapted(pair, options, w0, None), prompts, arguments, lambda: progress.advance(bar))
+
+
+def _adapted(pair: Pair, options: Options, w0: int | None, learned: Learned | None) -> Engine:
+    from omnidraft.runtime.engine import Engine
+    from omnidraft.runtime.state import State
+
+    engine = Engine(pair, options, State(None, o.warn), w0)
+    if learned is not None:
+        engine.use_adapter(learned.parameters)
+    return engine
 
 
 def _machine() -> dict[str, str]:

@@ -25,6 +25,7 @@ class Row:
 
     `speedup`: median over prompts of tokens per second against the first row on the same prompt.
     `gain`: (low, middle, high) of tokens per verify less those of the first drafting row, with 95 % confidence.
+    `with_learning`: tokens per second while learning goes on all the time, for rows that have learned.
     `same_text`: prompts whose tokens equal plain decoding's at W₀ rows; None where that is not promised.
     `peak_rss`: largest resident memory of the whole process so far, bytes. Times are seconds.
     """
@@ -45,6 +46,7 @@ class Row:
     same_text: int | None
     peak_rss: int
     phases: dict[str, float]
+    with_learning: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

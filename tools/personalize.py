@@ -15,6 +15,7 @@ from omnidraft.tools import options as o
 
 if TYPE_CHECKING:
     from omnidraft.adapters.learner import Learner
+    from omnidraft.runtime.engine import Engine
     from omnidraft.tools.measure import Row
     from omnidraft.tools.session import Session
 
@@ -62,7 +63,7 @@ def personalize(
     from omnidraft.runtime.state import State, default_state_folder
     from omnidraft.tools.measure import read_prompts
 
-    _check_plot(plot)
+    _check_outputs(plot, json_file)
     sampling = Sampling(temperature, seed=seed)
     settings = Settings(loss, parse_weight(weight), rank, rate, batch, interval, budget, trainer)
     options = Options(draft)
@@ -75,7 +76,8 @@ def personalize(
     learning = [(task, text) for task, texts in tasks.items() for i, text in enumerate(texts) if not _held_out(i)]
     with closing(Learner(engine, kept, settings, o.warn)) as learner:
         session = _learn(learner, learning, prompts, arguments, minutes, rounds)
-        held = {task: [text for i, text in enumerate(texts) if _held_out(i)][:test] for task, texts in tasks.items()}
+        held = {task: [text for i, text in enumerate(texts) if _held_out(i)] for task, texts in tasks.items()}
+        held = {task: _fitting(engine, task, texts, max_new_tokens)[:test] for task, texts in held.items()}
         rows = _compare(learner, held, {**arguments, "stop": (), "raw": False}) if test else []
     name = f"{engine.pair.name} {engine.pair.precision}"
     if plot is not None:
@@ -102,6 +104,20 @@ def parse_weight(text: str) -> float | None:
 
 def _held_out(index: int) -> bool:
     return index % HELD_OUT == HELD_OUT - 1
+
+
+def _fitting(engine: Engine, task: str, texts: Sequence[str], max_new_tokens: int) -> list[str]:
+    """The held-out prompts that fit the target's context; one line for each that does not."""
+    from omnidraft.runtime.errors import OmniDraftError
+
+    found = []
+    for i, text in enumerate(texts, 1):
+        try:
+            engine.encode(text, max_new_tokens)
+            found.append(text)
+        except OmniDraftError as error:
+            o.warn(f"held-out prompt {i} of {task} left out: {error}")
+    return found
 
 
 def _learn(
@@ -197,11 +213,15 @@ def _compare(learner: Learner, held: dict[str, list[str]], arguments: dict[str, 
     return rows
 
 
-def _check_plot(plot: Path | None) -> None:
+def _check_outputs(plot: Path | None, json_file: Path | None) -> None:
+    """Minutes of work should not end at a file that cannot be written."""
     from importlib.util import find_spec
 
     from omnidraft.runtime.errors import OmniDraftError
 
+    for option, path in (("--plot", plot), ("--json", json_file)):
+        if path is not None and not path.parent.is_dir():
+            raise OmniDraftError(f"{option} {path}: there is no folder {path.parent}; make it, or give another name")
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise OmniDraftError(f"--plot {plot}: give a name that ends in .png or .svg")
     if plot is not None and find_spec("matplotlib") is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Session:
         self.responses.append(
             [task, counts["accepted"], counts["proposed"], round(report.seconds, 4), counts["emitted"]]
         )
-        if learned is not None:
+        if learned is not None and isfinite(learned.loss):
             self.rounds.append([len(self.responses), round(learned.loss, 5), learned.kept])
 
     def acceptance(self, last: int) -> float | None:

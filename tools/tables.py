@@ -20,19 +20,26 @@ def tables(rows: Sequence[Row], target: str, sampling: Sampling) -> Iterator[Tab
         title = f"{escape(task)}: {target} {precision}, {how}"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("row", no_wrap=True)
-        for column in ("tok/s", "speed-up", "accept", "/verify", "gain", "n-gram", "equal"):
+        lines = list(group)
+        learning = any(row.with_learning is not None for row in lines)
+        last = "learning" if learning else "n-gram"
+        for column in ("tok/s", "speed-up", "accept", "/verify", "gain", last, "equal"):
             table.add_column(column, justify="right", no_wrap=True)
-        for row in group:
+        for row in lines:
             figures = (row.speedup, row.acceptance_rate, row.tokens_per_verify)
             table.add_row(
                 row.row,
-                "-" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",
-                *("-" if figure is None else f"{figure:.2f}" for figure in figures),
+                _figure(row.tokens_per_second, 1),
+                *(_figure(figure, 2) for figure in figures),
                 "-" if row.gain is None else f"{_short(row.gain[0])}..{_short(row.gain[2])}",
-                "-" if row.ngram_use is None else f"{row.ngram_use:.2f}",
+                _figure(row.with_learning, 1) if learning else _figure(row.ngram_use, 2),
                 "-" if row.same_text is None else f"{row.same_text}/{row.n}",
             )
         yield table
+
+
+def _figure(figure: float | None, digits: int) -> str:
+    return "-" if figure is None else f"{figure:.{digits}f}"
 
 
 def _short(figure: float) -> str:
