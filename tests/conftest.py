@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from omnidraft.adapters.layout import Layout
 from omnidraft.runtime.calibration import least_rows
 from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.options import Options
@@ -56,3 +57,24 @@ class Loaded:
 def loaded(bundle: Path) -> dict[str, Loaded]:
     pairs = {precision: load_pair(bundle, "smollm2", precision) for precision in PRECISIONS}
     return {precision: Loaded(pair, least_rows(pair, NOWHERE)) for precision, pair in pairs.items()}
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """onnxruntime-training, installed as setup-training does (some ten seconds)."""
+    from omnidraft.adapters.ort_training import VERSION
+    from omnidraft.tools.setup_training import install
+
+    folder = tmp_path_factory.mktemp("training") / "packages"
+    assert install(folder)["onnxruntime"] == VERSION
+    return folder
+
+
+@pytest.fixture(scope="session")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Layout]:
+    """Training graphs of a small drafter."""
+    from learning import VOCABULARY, write_graphs
+
+    folder = tmp_path_factory.mktemp("graphs")
+    _, layout = write_graphs(folder, vocab_size=VOCABULARY)
+    return folder, layout

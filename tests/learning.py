@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from checkpoints import random_model
 
 from omnidraft.adapters.layout import Layout
+from omnidraft.adapters.ort_training import OrtTrainingTrainer
+from omnidraft.adapters.trainer import Trainer
 from omnidraft.export.llama_graph import lora_sizes, read_shape
 from omnidraft.export.training_graph import write_training_graphs
+from omnidraft.tools.setup_training import facts, unsupported
+
+RANK, RATE = 4, 1e-3
+VOCABULARY = 300
+WHY_NOT = unsupported(facts(Path(sys.executable)))
+needs_package = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped heads, tied": {},
@@ -58,6 +69,46 @@ def random_lora(layout: Layout, rank: int, seed: int = 1) -> np.ndarray:
     return (vector + rng.normal(scale=0.05, size=len(vector))).astype(np.float32)
 
 
+def scaled(batch: Any, scale: float) -> Any:
+    """The same batch with another weight, so another norm of the gradient."""
+    return {**batch, "w_kl": batch["w_kl"] * np.float32(scale), "w_nll": batch["w_nll"] * np.float32(scale)}
+
+
+def batches(count: int, *scales: float) -> list[dict[str, Any]]:
+    return [scaled(random_batch(VOCABULARY, seed=i % 3), scales[i % len(scales)]) for i in range(count)]
+
+
+def take(trainer: Trainer, work: list[dict[str, Any]]) -> list[float]:
+    return [trainer.step(batch, RATE) for batch in work]
+
+
+def worker(trainer: OrtTrainingTrainer) -> subprocess.Popen[bytes]:
+    return trainer._worker.process
+
+
+def relative(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference against the largest number."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def torch_steps(
+    model: Any, layout: Layout, lora: np.ndarray, batches: list[Any], rate: float, clip: float
+) -> list[np.ndarray]:
+    """The LoRA vector after each step of torch's AdamW behind clip_grad_norm_, on gradients of `torch_gradient`."""
+    import torch
+
+    vector = torch.nn.Parameter(torch.tensor(lora, dtype=torch.float64))
+    optimizer = torch.optim.AdamW([vector], lr=rate)
+    found = []
+    for batch in batches:
+        now = vector.detach().numpy().astype(np.float32)
+        vector.grad = torch.tensor(torch_gradient(model, layout, now, batch)[1])
+        torch.nn.utils.clip_grad_norm_([vector], clip)
+        optimizer.step()
+        found.append(vector.detach().numpy().copy())
+    return found
+
+
 def torch_gradient(model: Any, layout: Layout, lora: np.ndarray, batch: Any) -> tuple[float, np.ndarray]:
     """(loss, gradient by the LoRA vector) in float64, from a loss that is written here a second time."""
     import torch
@@ -67,7 +118,7 @@ def torch_gradient(model: Any, layout: Layout, lora: np.ndarray, batch: Any) -> 
     for name, view in layout.parameters(lora).items():
         parts[name] = vector[at : at + view.size].reshape(view.shape)
         at += view.size
-    model = model.double()
+    model = model.double().requires_grad_(False)
 
     def hook(name: str) -> Any:
         return lambda _module, args, out: out + (args[0] @ parts[f"{name}.lora_A"]) @ parts[f"{name}.lora_B"]

@@ -1,76 +1,26 @@
 """A process that learns may be killed at any moment: the adapters are then those of before or of after.
 
-A forked child dies at its n-th effect on the file system, for every n.
+A forked child dies at its n-th effect on the file system, for every n (see `kills`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import signal
-import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from kills import needs_fork, survives
 from test_adapter_store import LAYOUT, add, files, open_store, same, snapshot
 
-from omnidraft.adapters import store as module
-from omnidraft.adapters.file import save_adapter
 from omnidraft.adapters.index import Index
 from omnidraft.adapters.store import AdapterStore
 from omnidraft.runtime.state import State
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+pytestmark = needs_fork
 Action = Callable[[AdapterStore], object]
-
-
-def _die_at(n: int) -> None:
-    """From now on, the n-th effect is the last: before it happens, with what was not synced half lost."""
-    effects = 0
-
-    def effect(unsynced: str | int | None = None) -> None:
-        nonlocal effects
-        effects += 1
-        if effects == n:
-            if unsynced is not None and stat.S_ISREG(os.stat(unsynced).st_mode):  # noqa: PTH116
-                os.truncate(unsynced, os.stat(unsynced).st_size // 2)  # noqa: PTH116
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def audit(event: str, arguments: tuple[object, ...]) -> None:
-        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        if writes or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink"):
-            effect()
-
-    def fsync(descriptor: int) -> None:
-        effect(descriptor)
-        sync(descriptor)
-
-    def save(path: Path, parameters: dict[str, np.ndarray]) -> None:
-        effect()
-        save_adapter(path, parameters)
-        effect(str(path))
-
-    sync, os.fsync = os.fsync, fsync
-    module.save_adapter = save  # ONNX Runtime's writes are not seen by Python
-    sys.addaudithook(audit)
-
-
-def _survives(n: int, work: Callable[[], object]) -> bool:
-    child = os.fork()
-    if child == 0:
-        try:
-            _die_at(n)
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    assert status in (0, signal.SIGKILL), f"the child failed by itself: {status}"
-    return status == 0
 
 
 def _whole(folder: Path) -> tuple[Index, list[str]]:
@@ -103,7 +53,7 @@ def kills(tmp_path: Path, before: Action, work: Action) -> list[str]:
         n += 1
         folder = tmp_path / str(n)
         shutil.copytree(tmp_path / "old", folder)
-        survived = _survives(n, lambda folder=folder: work(open_store(folder)))
+        survived = survives(n, lambda folder=folder: work(open_store(folder)))
         index, faults = _whole(folder)
         found.add(_summary(index))
         wrong += [f"kill {n}: {fault}" for fault in faults]
