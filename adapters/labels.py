@@ -34,8 +34,10 @@ class Labels:
     direct: NDArray[np.float64]
 
 
-def projected(sample: Sample, spelling: Spelling) -> Labels:
-    """p̃ at every draft position (DESIGN.md section 6, "projected")."""
+def projected(sample: Sample, spelling: Spelling, weight: float | None) -> Labels:
+    """p̃ at every draft position (DESIGN.md section 6, "projected"), and the likelihood of the draft token that was
+    said, by λ = `weight`, or by its p̃ for None.
+    """
     draft_starts, target_starts = spelling.starts(sample)
     answer = sample.draft[sample.begin :]
     at, ids, p, source = project(
@@ -43,11 +45,10 @@ def projected(sample: Sample, spelling: Spelling) -> Labels:
     )
     rest = np.maximum(1 - sample.top_p.astype(np.float64).sum(1), REST)[source]
     ids, p = _merged(ids.astype(np.int64), p)
+    p, label = p * (1 - rest)[:, None], answer[at].astype(np.int64)
+    said = np.where(ids == label[:, None], p, 0.0).sum(1) if weight is None else np.full(len(at), weight)
     one, none = np.ones(len(at)), np.zeros(len(at))
-    label = np.zeros(len(at), np.int64)
-    return Labels(
-        sample.begin - 1 + at, ids, p * (1 - rest)[:, None], p > 0, rest, label, kl=one, nll=none, direct=none
-    )
+    return Labels(sample.begin - 1 + at, ids, p, p > 0, rest, label, kl=one, nll=said, direct=none)
 
 
 def paper(sample: Sample, spelling: Spelling, weight: float | None) -> Labels:
@@ -125,3 +126,7 @@ def _merged(ids: NDArray[np.int64], p: NDArray[np.float64]) -> tuple[NDArray[np.
         p[:, i + 1] += np.where(same, p[:, i], 0)
         p[:, i] = np.where(same, 0, p[:, i])
     return ids, p
+
+
+LOSSES = {"projected": projected, "paper": paper}
+"""By name: functions of a sample, a spelling and λ."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
 
 from omnidraft.adapters.index import Facts, Forecast
-from omnidraft.adapters.labels import Labels, batch, paper, projected
+from omnidraft.adapters.labels import LOSSES, Labels, batch
 from omnidraft.adapters.layout import Floats, Layout
 from omnidraft.adapters.learning_file import Candidate, LearningFile
 from omnidraft.adapters.samples import Sample, Spelling
@@ -26,7 +26,7 @@ JUDGED = 4  # fresh samples, and anchors, that a comparison looks at
 JUDGE_AFTER = 2  # rounds of learning between two comparisons
 SLACK = 0.02  # how much agreement on the anchors a candidate may lose against the drafter as shipped
 MOST_BEHIND = 2  # comparisons in a row that the adapter in use may lose against the drafter as shipped
-REPLAYS = 3  # batches to replay in a round of learning
+REPLAYS = 2  # batches to replay in a round of learning
 
 
 @dataclass
@@ -79,7 +79,6 @@ class Learner:
         self._trainer: Trainer | None = None
         self.trainer_reason = ""
         self.seconds = 0.0
-        self._credit = 0.0
         engine.observing = True
         self._use()
 
@@ -103,18 +102,18 @@ class Learner:
         if observation is None or report is None:
             return None
         anchor = self.memory.add(list(self._spelling.samples(observation)))
-        self._credit += self.settings.budget * (report.seconds - report.phases.get("learn", 0.0))
+        self._standing.credit += self.settings.budget * (report.seconds - report.phases.get("learn", 0.0))
         done = None
-        if (len(self.memory.fresh) >= self.settings.interval or self.memory.full) and self._credit > 0:
+        if (len(self.memory.fresh) >= self.settings.interval or self.memory.full) and self._standing.credit > 0:
             try:
                 done = self._round()
             except TrainerError as error:
                 raise OmniDraftError(str(error)) from None
         if anchor or done:
             self._file.save_replay(self.memory)
-        self._file.save(self.memory, self._standing)
         spent = perf_counter() - begin
-        self._credit -= spent
+        self._standing.credit -= spent
+        self._file.save(self.memory, self._standing)
         self.seconds += spent
         if done:
             done.seconds = spent
@@ -137,11 +136,11 @@ class Learner:
             start = self._current or Snapshot(self.layout.initial(self._rank))
             trainer.load(start)
             positions = 0 if self._version is None else self._version.samples
-            candidate = Candidate(start, 0, positions)
+            candidate = Candidate(start, start.lora, 0, 0, positions)
         self._train(trainer, candidate, done)
         candidate.snapshot, candidate.rounds = trainer.snapshot(), candidate.rounds + 1
         self._standing.candidate = candidate
-        if not np.isfinite(candidate.snapshot.lora).all():
+        if not (np.isfinite(candidate.snapshot.lora).all() and np.isfinite(candidate.average).all()):
             self._standing.candidate = None
             done.note = "learning diverged, so the candidate is dropped; a lower rate may help"
         self._standing.rounds += 1
@@ -193,32 +192,31 @@ class Learner:
         if not pairs:
             return None
         candidate.positions += sum(len(labels.at) for _, labels in pairs)
-        return trainer.step(batch(pairs, self._spelling.unmapped), self.settings.rate)
+        loss = trainer.step(batch(pairs, self._spelling.unmapped), self.settings.rate)
+        candidate.follow(trainer.weights)
+        return loss
 
     def _labels(self, sample: Sample) -> Labels:
-        if self.settings.loss == "projected":
-            return projected(sample, self._spelling)
-        return paper(sample, self._spelling, self.settings.weight)
+        return LOSSES[self.settings.loss](sample, self._spelling, self.settings.weight)
 
     def _judge(self, candidate: Candidate, done: Round) -> None:
         """Compare on fresh samples, which none has learned, and on anchors, which none ever will."""
         measure, now = self._shadow.measure, None if self._current is None else self._current.lora
         fresh = self.memory.fresh[:JUDGED]
-        done.before, done.after = measure(now, fresh), measure(candidate.snapshot.lora, fresh)
+        done.before, done.after = measure(now, fresh), measure(candidate.average, fresh)
         shipped = done.before if now is None else measure(None, fresh)
-        done.kept = done.after > done.before and self._keeps_anchors(candidate.snapshot.lora)
+        done.kept = done.after > done.before and self._keeps_anchors(candidate.average)
         if done.kept:
             facts = Facts(self.settings.loss, candidate.positions, Forecast(done.before, done.after))
-            self._version = self.store.add(candidate.snapshot, facts)
-            self._current = candidate.snapshot
+            self._current = replace(candidate.snapshot, lora=candidate.average)
+            self._version = self.store.add(self._current, facts)
         in_use = done.after if done.kept else done.before
         behind = self._current is not None and in_use < shipped
         self._standing.behind = self._standing.behind + 1 if behind else 0
         if self._standing.behind >= MOST_BEHIND:
             self._back_to_shipped(done)
-        self._standing.candidate = (
-            None if not done.kept or self._current is None else Candidate(candidate.snapshot, 0, candidate.positions)
-        )
+        goes_on = done.kept and self._current is not None
+        self._standing.candidate = replace(candidate, rounds=0) if goes_on else None
         self._use()
 
     def _keeps_anchors(self, lora: Floats) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from omnidraft.adapters.layout import Floats
 from omnidraft.adapters.memory import Memory
 from omnidraft.adapters.samples import Sample
 from omnidraft.adapters.trainer import Snapshot
@@ -17,6 +18,7 @@ from omnidraft.runtime.observation import TOP
 from omnidraft.runtime.state import Key, Payload, State
 
 SCHEMA, REPLAY_SCHEMA = "omnidraft-learning/1", "omnidraft-replay/1"
+AVERAGE = 0.95  # share of the old average that a step leaves; Polyak averaging, over about 20 steps
 CANDIDATES = "candidate"  # a folder; its one file is named by content, so that it can be written before its document
 
 
@@ -24,21 +26,34 @@ CANDIDATES = "candidate"  # a folder; its one file is named by content, so that 
 class Candidate:
     """An adapter that has learned more than the one in use and was not compared with it yet.
 
-    `rounds`: of learning since it branched off; `positions`: learned from, all in all.
+    `snapshot`: where training stands; `average`: of the weights that it went through, which is what is compared and
+    used; `steps`: in the average. `rounds`: of learning since the last comparison; `positions`: learned from in all.
     """
 
     snapshot: Snapshot
+    average: Floats
+    steps: int
     rounds: int
     positions: int
+
+    def follow(self, weights: Floats) -> None:
+        """Take the weights after one more step into the average."""
+        self.steps += 1
+        keep = min(AVERAGE, self.steps / (self.steps + 2))
+        self.average = keep * self.average + (1 - keep) * weights
 
 
 @dataclass
 class Standing:
-    """Where learning stands. `behind`: comparisons in a row in which the drafter as shipped was better."""
+    """Where learning stands.
+
+    `behind`: comparisons in a row in which the drafter as shipped was better; `credit`: seconds of learning earned.
+    """
 
     candidate: Candidate | None = None
     behind: int = 0
     rounds: int = 0
+    credit: float = 0.0
 
 
 class LearningFile:
@@ -58,7 +73,7 @@ class LearningFile:
         if small is not None:
             memory.fresh = self._unpacked(small["fresh"])
             memory.responses, memory.set_apart = small["responses"], max(small["set_apart"], len(memory.anchors))
-            standing = Standing(self._candidate(small["candidate"]), small["behind"], small["rounds"])
+            standing = Standing(self._candidate(small["candidate"]), small["behind"], small["rounds"], small["credit"])
         return memory, standing
 
     def save(self, memory: Memory, standing: Standing) -> None:
@@ -72,6 +87,7 @@ class LearningFile:
             "fresh": [_packed(sample) for sample in memory.fresh],
             "responses": memory.responses, "set_apart": memory.set_apart,
             "candidate": described, "behind": standing.behind, "rounds": standing.rounds,
+            "credit": round(standing.credit, 3),
         }  # fmt: skip
         if self._state.update(f"{self._folder}/learning.json", SCHEMA, self._key, lambda _old: payload) is not None:
             wanted = set() if described is None else {_candidate_name(described["sha256"])}
@@ -84,26 +100,27 @@ class LearningFile:
 
     def _write_candidate(self, candidate: Candidate) -> dict[str, Any] | None:
         snapshot = candidate.snapshot
-        lora = snapshot.lora.astype("<f4").tobytes()
+        lora = np.concatenate([snapshot.lora, candidate.average]).astype("<f4").tobytes()
         data = lora + snapshot.optimizer
         digest = hashlib.sha256(data).hexdigest()
         path = f"{self._folder}/{CANDIDATES}/{_candidate_name(digest)}"
         there = self._state.folder is not None and (self._state.folder / path).is_file()
         if not there and self._state.write_file(path, data) is None:  # most responses change no candidate
             return None
-        counts = {"rounds": candidate.rounds, "positions": candidate.positions}
-        return {"sha256": digest, "size": len(lora), "steps": snapshot.steps, "trainer": snapshot.trainer, **counts}
+        counts = {name: getattr(candidate, name) for name in ("steps", "rounds", "positions")}
+        described = {"sha256": digest, "size": len(lora), "trainer": snapshot.trainer, **counts}
+        return {**described, "trained": snapshot.steps}
 
     def _candidate(self, described: dict[str, Any] | None) -> Candidate | None:
         if described is None:
             return None
         path = f"{self._folder}/{CANDIDATES}/{_candidate_name(described['sha256'])}"
         data = self._state.together(lambda: self._state.read_file(path, described["sha256"]))
-        if data is None or described["size"] > len(data) or described["size"] % 4:
+        if data is None or described["size"] > len(data) or described["size"] % 8:
             return None
-        lora = np.frombuffer(data[: described["size"]], "<f4").astype(np.float32)
-        snapshot = Snapshot(lora, described["steps"], described["trainer"], data[described["size"] :])
-        return Candidate(snapshot, described["rounds"], described["positions"])
+        lora, average = np.frombuffer(data[: described["size"]], "<f4").astype(np.float32).reshape(2, -1)
+        snapshot = Snapshot(lora, described["trained"], described["trainer"], data[described["size"] :])
+        return Candidate(snapshot, average, described["steps"], described["rounds"], described["positions"])
 
     def _unpacked(self, rows: Sequence[Payload]) -> list[Sample]:
         found = (_unpacked(row, *self._sizes) for row in rows)

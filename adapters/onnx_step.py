@@ -36,6 +36,11 @@ class OnnxStepTrainer:
         self._steps = 0
         self.load(Snapshot(layout.initial(rank)))
 
+    @property
+    def weights(self) -> Floats:
+        """See Trainer."""
+        return self._lora
+
     def step(self, batch: Batch, rate: float) -> float:
         """See Trainer."""
         loss, self._lora, self._first, self._second = self._run(

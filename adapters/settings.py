@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from omnidraft.adapters.labels import LOSSES
 from omnidraft.adapters.trainers import TRAINERS
 from omnidraft.runtime.errors import OmniDraftError
 
-LOSSES = ("projected", "paper")
-RANK = 16
+RANK = 32
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`loss`: one of LOSSES; `weight`: λ of the paper's, None for p(t) of each n-gram.
+    """`loss`: one of LOSSES; `weight`: λ, None for the target's probability.
 
     `rank` of LoRA, None for RANK, or that of what was learned before; `rate`: AdamW's.
 
@@ -24,7 +24,7 @@ class Settings:
     loss: str = "projected"
     weight: float | None = 0.2
     rank: int | None = None
-    rate: float = 1e-3
+    rate: float = 4e-3
     batch: int = 8
     interval: int = 8
     budget: float = 0.2

@@ -42,4 +42,4 @@ class Shadow:
     def _agreement(self, sample: Sample) -> NDArray[np.float64]:
         self._decoder.reserve(len(sample.draft))
         self._decoder.rollback(0)
-        return agreement(self._decoder.run(sample.draft[:-1]), projected(sample, self._spelling))
+        return agreement(self._decoder.run(sample.draft[:-1]), projected(sample, self._spelling, 0.0))

@@ -38,6 +38,11 @@ class Trainer(Protocol):
 
     name: str
 
+    @property
+    def weights(self) -> Floats:
+        """The LoRA vector after the last step; not to be changed."""
+        ...
+
     def step(self, batch: Batch, rate: float) -> float:
         """One step at a learning rate; returns the batch's loss before it. Raises TrainerError."""
         ...

@@ -89,6 +89,11 @@ class FallbackTrainer:
         self._second, self._warn = second, warn
         self.name = first.name  # that of the trainer that runs
 
+    @property
+    def weights(self) -> Floats:
+        """See Trainer."""
+        return self._trainer.weights
+
     def step(self, batch: Batch, rate: float) -> float:
         """See Trainer."""
         return self._try(lambda trainer: trainer.step(batch, rate))

@@ -67,7 +67,9 @@ def trained(learner: Learner, samples: Sequence[Sample], steps: int, rate: float
     """What `steps` steps on the samples make of the adapter at its beginning; a negative rate unlearns."""
     trainer = learner._open()
     trainer.load(Snapshot(learner.layout.initial(learner._rank)))
-    made = batch([(sample, projected(sample, learner._spelling)) for sample in samples], learner._spelling.unmapped)
+    made = batch(
+        [(sample, projected(sample, learner._spelling, 0.0)) for sample in samples], learner._spelling.unmapped
+    )
     for _ in range(steps):
         trainer.step(made, rate)
     return trainer.snapshot()

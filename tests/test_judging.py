@@ -29,7 +29,7 @@ def learner(loaded: dict[str, Loaded], prompts: list[str], tmp_path: Path) -> It
 
 def judge(learner: Learner, snapshot: Snapshot) -> Round:
     done = Round(0.0, 0.0)
-    learner._standing.candidate = Candidate(snapshot, 2, 640)
+    learner._standing.candidate = Candidate(snapshot, snapshot.lora, 24, 2, 640)
     learner._judge(learner._standing.candidate, done)
     return done
 

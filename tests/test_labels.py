@@ -57,7 +57,7 @@ def by_definition(sample: Sample) -> dict[int, tuple[np.ndarray, float]]:
 @given(said, st.integers(0, 2**32), st.sampled_from([0.0, 0.2, 0.7]))
 def test_projected_labels_are_their_definition(tokens: list[int], seed: int, missing: float) -> None:
     sample = sample_of(tokens, seed, missing)
-    labels = projected(sample, SPELLING)
+    labels = projected(sample, SPELLING, 0.0)
     found, wanted = laws(labels), by_definition(sample)
     assert sorted(found) == sorted(wanted)
     for at, rest in zip(labels.at.tolist(), labels.rest, strict=True):
@@ -109,7 +109,7 @@ def test_every_law_sums_to_one_and_names_an_id_once(
     tokens: list[int], seed: int, missing: float, loss: str | float | None
 ) -> None:
     sample = sample_of(tokens, seed, missing)
-    labels = projected(sample, SPELLING) if isinstance(loss, str) else paper(sample, SPELLING, loss)
+    labels = projected(sample, SPELLING, 0.0) if isinstance(loss, str) else paper(sample, SPELLING, loss)
     assert np.allclose(np.where(labels.on, labels.p, 0).sum(1) + labels.rest, 1)
     assert np.all(labels.rest >= REST / 2) and np.all(labels.p[labels.on] > 0)
     for ids, on in zip(labels.ids, labels.on, strict=True):
@@ -134,7 +134,7 @@ def test_a_worked_example() -> None:
     """Written out by hand. a b c ab end are 0 1 2 3 4 for the drafter; a b c ab bc abc … end 0 1 2 3 4 5 … 9."""
     sample = worked()
     assert sample.draft.tolist() == [4, 2, 3, 2, 1, 4] and sample.begin == 2
-    labels = projected(sample, SPELLING)
+    labels = projected(sample, SPELLING, 0.0)
     assert labels.at.tolist() == [1, 3, 4, 2], "before ab, b and end; and before the c inside abc"
     assert labels.rest == pytest.approx([0.0625, REST, REST, 0.0625])
     found = laws(labels)
@@ -153,6 +153,14 @@ def test_a_worked_example() -> None:
     assert found[4] == pytest.approx(np.array([0, 0, 0.25, 0, 0.75]) / (1 + REST))
 
 
+def test_projected_weighs_the_draft_token_that_was_said() -> None:
+    sample = worked()
+    fixed, dynamic = (projected(sample, SPELLING, weight) for weight in (0.2, None))
+    assert np.array_equal(fixed.label, sample.draft[fixed.at + 1]) and fixed.nll.tolist() == [0.2] * len(fixed.at)
+    share = [law[token] for law, token in zip(laws(dynamic).values(), dynamic.label.tolist(), strict=True)]
+    assert dynamic.nll == pytest.approx(share) and not projected(sample, SPELLING, 0.0).nll.any()
+
+
 def test_draft_tokens_without_a_twin_are_unmapped() -> None:
     assert SPELLING.twin.tolist() == [0, 1, 2, 3, -1, -1, -1, -1, -1, DRAFT_END]
     wide = module.Spelling(*both(), build_map(*both()), draft_size=len(DRAFTS) + 3)
@@ -160,7 +168,7 @@ def test_draft_tokens_without_a_twin_are_unmapped() -> None:
 
 
 def test_a_batch_shifts_positions_by_rows_and_weighs_all_alike() -> None:
-    pairs = [(s, projected(s, SPELLING)) for s in (sample_of([0, 5, 7]), sample_of([4]), worked())]
+    pairs = [(s, projected(s, SPELLING, 0.0)) for s in (sample_of([0, 5, 7]), sample_of([4]), worked())]
     made = batch(pairs, SPELLING.unmapped)
     longest = max(len(sample.draft) for sample, _ in pairs)
     assert made["input_ids"].shape == (3, longest)
@@ -181,7 +189,7 @@ def test_a_batch_shifts_positions_by_rows_and_weighs_all_alike() -> None:
 
 def test_agreement_is_the_overlap_of_both_laws() -> None:
     sample = worked()
-    labels = projected(sample, SPELLING)
+    labels = projected(sample, SPELLING, 0.0)
     logits = np.random.default_rng(0).normal(size=(len(sample.draft) - 1, 5)).astype(np.float32)
     q = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
     wanted = [np.minimum(q[at], law).sum() for at, law in laws(labels).items()]
@@ -226,7 +234,7 @@ def test_an_answer_without_a_draft_token_is_no_sample() -> None:
     without = module.Spelling(*both(), vocabulary, len(DRAFTS) + 1)
     assert list(without.samples(observed([TARGET_END]))) == []
     (sample,) = without.samples(observed([0, TARGET_END]))
-    assert sample.draft[sample.begin :].tolist() == [0] and len(projected(sample, without).at) == 1
+    assert sample.draft[sample.begin :].tolist() == [0] and len(projected(sample, without, 0.0).at) == 1
 
 
 def test_samples_fit_what_the_drafter_can_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_learning_a_sample_raises_its_agreement(pair: Loaded, prompts: list[str]
     with learning(pair, tmp_path) as learner:
         (sample,) = answers(learner, prompts[3:4])
         spelling = learner._spelling
-        labels = projected(sample, spelling) if loss == "projected" else paper(sample, spelling, 1.0)
+        labels = projected(sample, spelling, 0.2) if loss == "projected" else paper(sample, spelling, 1.0)
         trainer = learner._open()
         agreement = [learner._shadow.measure(None, [sample])]
         losses = []
@@ -123,6 +123,7 @@ def test_a_session_of_many_starts_is_that_of_one(pair: Loaded, prompts: list[str
     assert (other.behind, other.rounds) == (standing.behind, standing.rounds)
     assert standing.candidate is not None and other.candidate is not None
     assert np.array_equal(other.candidate.snapshot.lora, standing.candidate.snapshot.lora)
+    assert np.array_equal(other.candidate.average, standing.candidate.average)
     assert other.candidate.snapshot.optimizer == standing.candidate.snapshot.optimizer
     assert (other.candidate.rounds, other.candidate.positions) == (
         standing.candidate.rounds, standing.candidate.positions,

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from omnidraft.adapters.labels import Labels, batch, paper, projected
+from omnidraft.adapters.labels import LOSSES, batch
 from omnidraft.adapters.layout import Layout
+from omnidraft.adapters.learning_file import Candidate
 from omnidraft.adapters.onnx_step import OnnxStepTrainer
 from omnidraft.adapters.samples import Sample, Spelling
 from omnidraft.adapters.settings import RANK, Settings
@@ -19,7 +20,7 @@ from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.tools.measure import Row
 
-PASSES = 4  # over the answers: a round of learning sees what is fresh once, and replays three times as much
+PASSES = 3  # over the answers: a round of learning sees what is fresh once, and replays twice as much
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,14 @@ class Learned:
     seconds_a_token: float
 
 
-def variants() -> dict[str, tuple[int, Callable[[Sample, Spelling], Labels]]]:
-    """Row name -> rank and labels: the paper's losses, and ours at three ranks."""
-    weight, rank = Settings().weight, RANK
+def variants() -> dict[str, tuple[int, str, float | None]]:
+    """Row name -> rank, loss and λ: the paper's losses, and ours at three ranks."""
+    weight = Settings().weight
     return {
-        "L_DM": (rank, lambda sample, spelling: paper(sample, spelling, 0.0)),
-        f"L_DM + {weight:g} L_N": (rank, lambda sample, spelling: paper(sample, spelling, weight)),
-        "L_DM + p(t) L_N": (rank, lambda sample, spelling: paper(sample, spelling, None)),
-        **{f"projected r{r}": (r, projected) for r in (8, 16, 32)},
+        "L_DM": (RANK, "paper", 0.0),
+        f"L_DM + {weight:g} L_N": (RANK, "paper", weight),
+        "L_DM + p(t) L_N": (RANK, "paper", None),
+        **{f"projected r{rank}": (rank, "projected", weight) for rank in (8, 16, 32)},
     }
 
 
@@ -55,19 +56,24 @@ def learn(
         raise OmniDraftError(f"{pair.bundle.path}: its drafter has no LoRA inputs; leave --learn-from out")
     pair.bundle.verify(info.training.values())
     layout = Layout(info.lora["projections"])
-    spelling = Spelling(pair.drafter.tokens, pair.target.tokens, pair.vocabulary, pair.drafter.decoder.vocabulary)
+    spelling = Spelling(
+        pair.drafter.tokens, pair.target.tokens, pair.vocabulary, pair.drafter.decoder.vocabulary, info.context
+    )
     samples = list(_answers(engine, spelling, prompts, arguments, advance))
     tokens = sum(len(sample.target) for sample in samples)
     found = {}
-    for name, (rank, label) in variants().items():
+    for name, (rank, loss, weight) in variants().items():
         trainer = OnnxStepTrainer(pair.bundle.path / info.training["step"], layout, rank, pair.threads)
-        trainer.load(Snapshot(layout.initial(rank)))
+        start = layout.initial(rank)
+        candidate = Candidate(Snapshot(start), start, 0, 0, 0)
+        trainer.load(candidate.snapshot)
         begin = perf_counter()
         for group in _batches(samples, settings.batch):
-            labelled = [(sample, label(sample, spelling)) for sample in group]
+            labelled = [(sample, LOSSES[loss](sample, spelling, weight)) for sample in group]
             trainer.step(batch(labelled, spelling.unmapped), settings.rate)
+            candidate.follow(trainer.weights)
         seconds = perf_counter() - begin
-        found[name] = Learned(layout.parameters(trainer.snapshot().lora), seconds / tokens)
+        found[name] = Learned(layout.parameters(candidate.average), seconds / tokens)
         trainer.close()
         advance()
     return found

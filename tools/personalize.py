@@ -32,11 +32,13 @@ def personalize(
     test: Annotated[int, typer.Option(min=0, help="Held-out prompts of each task to measure with; 0: none.")] = 8,
     trainer: o.Trainer = "auto",
     loss: Annotated[str, typer.Option(help="projected, or paper: OmniDraft's own.")] = "projected",
-    weight: Annotated[str, typer.Option("--lambda", help="Weight of n-grams in the paper's loss, or dynamic.")] = "0.2",
+    weight: Annotated[
+        str, typer.Option("--lambda", help="Weight of the likelihood of what was said, or dynamic.")
+    ] = "0.2",
     rank: Annotated[
-        int | None, typer.Option(min=1, max=256, help="LoRA rank. [default: 16, or that of what was learned]")
+        int | None, typer.Option(min=1, max=256, help="LoRA rank. [default: 32, or that of what was learned]")
     ] = None,
-    rate: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 1e-3,
+    rate: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 4e-3,
     batch: Annotated[int, typer.Option(min=1, help="Responses of a training step.")] = 8,
     interval: Annotated[int, typer.Option(min=1, help="Responses between two rounds of learning.")] = 8,
     budget: Annotated[float, typer.Option(help="Seconds of learning for each second of decoding.")] = 1.0,
