@@ -22,9 +22,10 @@ from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.state import State
 
-JUDGED = 4  # fresh samples, and anchors, that a comparison looks at
+JUDGED, ANCHORED = 8, 4  # fresh samples, and anchors, that a comparison looks at
 JUDGE_AFTER = 2  # rounds of learning between two comparisons
 SLACK = 0.02  # how much agreement on the anchors a candidate may lose against the drafter as shipped
+MOST_MISSES = 2  # comparisons in a row that a candidate may fail to win before what it learned is dropped
 MOST_BEHIND = 2  # comparisons in a row that the adapter in use may lose against the drafter as shipped
 REPLAYS = 2  # batches to replay in a round of learning
 
@@ -205,7 +206,8 @@ class Learner:
         fresh = self.memory.fresh[:JUDGED]
         done.before, done.after = measure(now, fresh), measure(candidate.average, fresh)
         shipped = done.before if now is None else measure(None, fresh)
-        done.kept = done.after > done.before and self._keeps_anchors(candidate.average)
+        better = done.after > done.before
+        done.kept = better and self._keeps_anchors(candidate.average)
         if done.kept:
             facts = Facts(self.settings.loss, candidate.positions, Forecast(done.before, done.after))
             self._current = replace(candidate.snapshot, lora=candidate.average)
@@ -213,22 +215,22 @@ class Learner:
         in_use = done.after if done.kept else done.before
         behind = self._current is not None and in_use < shipped
         self._standing.behind = self._standing.behind + 1 if behind else 0
+        misses = 0 if done.kept else MOST_MISSES if better else candidate.misses + 1  # better, but it forgets
+        self._standing.candidate = None if misses >= MOST_MISSES else replace(candidate, rounds=0, misses=misses)
         if self._standing.behind >= MOST_BEHIND:
             self._back_to_shipped(done)
-        goes_on = done.kept and self._current is not None
-        self._standing.candidate = replace(candidate, rounds=0) if goes_on else None
         self._use()
 
     def _keeps_anchors(self, lora: Floats) -> bool:
         rng = np.random.default_rng(self._standing.rounds)
-        picked = rng.permutation(len(self.memory.anchors))[:JUDGED]
+        picked = rng.permutation(len(self.memory.anchors))[:ANCHORED]
         anchors = [self.memory.anchors[i] for i in picked.tolist()]
         if not anchors:
             return True
         return self._shadow.measure(lora, anchors) >= self._shadow.measure(None, anchors) - SLACK
 
     def _back_to_shipped(self, done: Round) -> None:
-        self._standing.behind = 0
+        self._standing.behind, self._standing.candidate = 0, None
         self._version = self._current = None
         self.store.use(0)
         done.note = "the drafter as shipped is better for what is said now: back to it"

@@ -27,7 +27,8 @@ class Candidate:
     """An adapter that has learned more than the one in use and was not compared with it yet.
 
     `snapshot`: where training stands; `average`: of the weights that it went through, which is what is compared and
-    used; `steps`: in the average. `rounds`: of learning since the last comparison; `positions`: learned from in all.
+    used; `steps`: in the average. `rounds`: of learning since the last comparison; `positions`: learned from in all;
+    `misses`: comparisons in a row that it was not better in.
     """
 
     snapshot: Snapshot
@@ -35,6 +36,7 @@ class Candidate:
     steps: int
     rounds: int
     positions: int
+    misses: int = 0
 
     def follow(self, weights: Floats) -> None:
         """Take the weights after one more step into the average."""
@@ -107,7 +109,7 @@ class LearningFile:
         there = self._state.folder is not None and (self._state.folder / path).is_file()
         if not there and self._state.write_file(path, data) is None:  # most responses change no candidate
             return None
-        counts = {name: getattr(candidate, name) for name in ("steps", "rounds", "positions")}
+        counts = {name: getattr(candidate, name) for name in ("steps", "rounds", "positions", "misses")}
         described = {"sha256": digest, "size": len(lora), "trainer": snapshot.trainer, **counts}
         return {**described, "trained": snapshot.steps}
 
@@ -120,7 +122,8 @@ class LearningFile:
             return None
         lora, average = np.frombuffer(data[: described["size"]], "<f4").astype(np.float32).reshape(2, -1)
         snapshot = Snapshot(lora, described["trained"], described["trainer"], data[described["size"] :])
-        return Candidate(snapshot, average, described["steps"], described["rounds"], described["positions"])
+        counts = (described[name] for name in ("steps", "rounds", "positions", "misses"))
+        return Candidate(snapshot, average, *counts)
 
     def _unpacked(self, rows: Sequence[Payload]) -> list[Sample]:
         found = (_unpacked(row, *self._sizes) for row in rows)

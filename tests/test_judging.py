@@ -12,7 +12,7 @@ from sessions import answers, generate, learning, noise, trained
 
 from omnidraft.adapters.index import Facts
 from omnidraft.adapters.layout import Floats
-from omnidraft.adapters.learner import MOST_BEHIND, SLACK, Learner, Round
+from omnidraft.adapters.learner import MOST_BEHIND, MOST_MISSES, SLACK, Learner, Round
 from omnidraft.adapters.learning_file import Candidate
 from omnidraft.adapters.trainer import Snapshot
 
@@ -27,9 +27,9 @@ def learner(loaded: dict[str, Loaded], prompts: list[str], tmp_path: Path) -> It
         yield learner
 
 
-def judge(learner: Learner, snapshot: Snapshot) -> Round:
+def judge(learner: Learner, snapshot: Snapshot, misses: int = 0) -> Round:
     done = Round(0.0, 0.0)
-    learner._standing.candidate = Candidate(snapshot, snapshot.lora, 24, 2, 640)
+    learner._standing.candidate = Candidate(snapshot, snapshot.lora, 24, 2, 640, misses)
     learner._judge(learner._standing.candidate, done)
     return done
 
@@ -70,6 +70,8 @@ def test_a_candidate_that_is_not_better_is_rolled_back(learner: Learner, poison:
     }[poison]()
     done = judge(learner, bad)
     assert done.kept is False and learner.version == 0 and in_use(learner) is None
+    assert learner.store.versions() == () and learner._standing.candidate is not None, "it may learn on"
+    judge(learner, bad, MOST_MISSES - 1)
     assert learner.store.versions() == () and learner._standing.candidate is None
 
 
@@ -91,7 +93,7 @@ def test_a_candidate_that_forgets_the_anchors_is_rolled_back(learner: Learner, p
     learner.memory.anchors = others
     done = judge(learner, trainer_start)
     assert done.kept is False and done.before is not None and done.after is not None and done.after > done.before
-    assert learner.version == 0 and in_use(learner) is None
+    assert learner.version == 0 and in_use(learner) is None and learner._standing.candidate is None
     learner.memory.anchors = []
     assert judge(learner, trainer_start).kept, "without anchors it would be kept"
 

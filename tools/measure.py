@@ -24,7 +24,8 @@ class Row:
     """One line of the bench. Speeds and times are medians over prompts; rates are weighted by their counts.
 
     `speedup`: median over prompts of tokens per second against the first row on the same prompt.
-    `gain`: (low, middle, high) of tokens per verify less those of the first drafting row, with 95 % confidence.
+    `gain`: (low, middle, high) of tokens per verify less those of the first drafting row, with 95 % confidence;
+    `acceptance_gain`: the same of the acceptance rate.
     `with_learning`: tokens per second while learning goes on all the time, for rows that have learned.
     `same_text`: prompts whose tokens equal plain decoding's at W₀ rows; None where that is not promised.
     `peak_rss`: largest resident memory of the whole process so far, bytes. Times are seconds.
@@ -46,6 +47,7 @@ class Row:
     same_text: int | None
     peak_rss: int
     phases: dict[str, float]
+    acceptance_gain: tuple[float, float, float] | None = None
     with_learning: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,18 +113,21 @@ def measure(
     return [_row(task, name, reports[name], baseline, exact, first) for name in order]
 
 
-def gain(mine: Sequence[Report], other: Sequence[Report]) -> tuple[float, float, float] | None:
-    """(low, middle, high): tokens per verify of one run less those of another on the same prompts, 95 % confidence.
+def gain(
+    mine: Sequence[Report], other: Sequence[Report], part: str = "emitted", whole: str = "passes"
+) -> tuple[float, float, float] | None:
+    """(low, middle, high): part / whole of one run less that of another on the same prompts, 95 % confidence.
 
-    A paired bootstrap over prompts: they differ more than the runs do. None for fewer than two prompts.
+    `part`, `whole`: counts of a report; as they are, tokens per verify. A paired bootstrap over prompts: they differ
+    more than the runs do. None for fewer than two prompts.
     """
     if len(mine) < 2:
         return None
-    counts = np.array([[(r.counts["emitted"], r.counts["passes"]) for r in run] for run in (mine, other)], float)
+    counts = np.array([[(r.counts[part], r.counts[whole]) for r in run] for run in (mine, other)], float)
     drawn = np.random.default_rng(0).integers(0, len(mine), (RESAMPLES, len(mine)))
     sums = np.concatenate([counts.sum(1)[:, None], counts[:, drawn].sum(2)], 1)
-    emitted, passes = sums[..., 0], np.maximum(sums[..., 1], 1)
-    difference = emitted[0] / passes[0] - emitted[1] / passes[1]
+    rates = sums[..., 0] / np.maximum(sums[..., 1], 1)
+    difference = rates[0] - rates[1]
     low, high = np.quantile(difference[1:], (0.025, 0.975))
     return float(low), float(difference[0]), float(high)
 
@@ -131,6 +136,7 @@ def _row(
     task: str, name: str, mine: list[Report], baseline: list[Report], exact: list[Report] | None,
     first: list[Report] | None,
 ) -> Row:  # fmt: skip
+    compared = first if first is not mine and mine[0].draft_length else None
     promised = exact is not None and mine[0].lossless == "exact" and mine[0].verification == "coupled"
     return Row(
         task=task,
@@ -143,13 +149,14 @@ def _row(
         ),
         acceptance_rate=_weighted(mine, "accepted", "proposed"),
         tokens_per_verify=_weighted(mine, "emitted", "passes") if mine[0].draft_length else None,
-        gain=gain(mine, first) if first is not None and first is not mine and mine[0].draft_length else None,
+        gain=None if compared is None else gain(mine, compared),
         ngram_use=_weighted(mine, "merges", "proposed"),
         coverage=_weighted(mine, "translated", "drawn"),
         time_to_first_token=_median(r.time_to_first_token for r in mine),
         overhead_ms=_median(r.overhead_ms for r in mine),
         same_text=sum(r.tokens == e.tokens for r, e in zip(mine, exact, strict=True)) if promised and exact else None,
         peak_rss=_peak_rss(),
+        acceptance_gain=None if compared is None else gain(mine, compared, "accepted", "proposed"),
         phases={phase: sum(r.phases[phase] for r in mine) for phase in mine[0].phases},
     )
 

@@ -42,6 +42,7 @@ def personalize(
     batch: Annotated[int, typer.Option(min=1, help="Responses of a training step.")] = 8,
     interval: Annotated[int, typer.Option(min=1, help="Responses between two rounds of learning.")] = 8,
     budget: Annotated[float, typer.Option(help="Seconds of learning for each second of decoding.")] = 1.0,
+    cache: Annotated[str, typer.Option(help="on, or off: without the n-gram cache, to see what it adds.")] = "on",
     draft: o.DraftLength = "4",
     temperature: o.Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
@@ -63,12 +64,15 @@ def personalize(
     from omnidraft.runtime.options import Options
     from omnidraft.runtime.sampling import Sampling
     from omnidraft.runtime.state import State, default_state_folder
+    from omnidraft.runtime.translation import Mode
     from omnidraft.tools.measure import read_prompts
 
     _check_outputs(plot, json_file)
     sampling = Sampling(temperature, seed=seed)
     settings = Settings(loss, parse_weight(weight), rank, rate, batch, interval, budget, trainer)
-    options = Options(draft)
+    if cache not in ("on", "off"):
+        raise OmniDraftError(f"--cache {cache}: choose on or off")
+    options = Options(draft, mode=Mode.FULL if cache == "on" else Mode.STATIC)
     if options.draft_length == 0:
         raise OmniDraftError("--draft off leaves nothing to learn for; give a draft length")
     tasks = read_prompts(prompts)
@@ -83,9 +87,9 @@ def personalize(
         rows = _compare(learner, held, {**arguments, "stop": (), "raw": False}) if test else []
     name = f"{engine.pair.name} {engine.pair.precision}"
     if plot is not None:
-        from omnidraft.tools.session import draw_session
+        from omnidraft.tools.draw import draw_sessions
 
-        draw_session(session, f"{prompts.name} on {name}", plot)
+        draw_sessions({name: [session]}, f"{prompts.name} on {name}", plot)
         print(f"{plot}: the session as a picture")
     if json_file is not None:
         described = {"session": vars(session), "settings": vars(settings), "rows": [row.as_dict() for row in rows]}
@@ -212,6 +216,13 @@ def _compare(learner: Learner, held: dict[str, list[str]], arguments: dict[str, 
                 rows += measure(engines, task, texts, arguments, lambda: bar.advance(count))
     for table in tables(rows, learner.engine.pair.name, arguments["sampling"]):
         Console().print(table)
+    for row in rows:
+        if row.row == "learned" and row.acceptance_gain is not None and row.acceptance_rate is not None:
+            low, middle, high = row.acceptance_gain
+            print(
+                f"{row.task}: acceptance rate {row.acceptance_rate - middle:.3f} -> {row.acceptance_rate:.3f}, "
+                f"{middle:+.3f} ({low:+.3f} to {high:+.3f}, 95 %) on {row.n} prompts it did not learn from"
+            )
     return rows
 
 

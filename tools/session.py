@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from omnidraft.adapters.learner import Round
@@ -13,7 +12,6 @@ from omnidraft.runtime.report import Report
 from omnidraft.runtime.state import State
 
 SCHEMA = "omnidraft-session/1"
-SMOOTH = 12  # prompts that a point of the curve is the mean of
 
 
 @dataclass
@@ -39,7 +37,7 @@ class Session:
 
     def acceptance(self, last: int) -> float | None:
         """Acceptance rate of the last responses."""
-        return _rate(self.responses[-last:])
+        return acceptance_rate(self.responses[-last:])
 
 
 class SessionFile:
@@ -60,34 +58,7 @@ class SessionFile:
         self._state.update(self._relative, SCHEMA, dict(self._key), lambda _old: vars(session))
 
 
-def draw_session(session: Session, title: str, path: Path) -> None:
-    """Write acceptance rate over the prompts of a session, with the rounds that were kept, as PNG or SVG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    responses = session.responses
-    rates = [_rate(responses[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(responses))]
-    axes.plot(range(1, len(rates) + 1), [float("nan") if r is None else r for r in rates], color="C0", zorder=3)
-    for at, _, kept in session.rounds:
-        if kept is not None:
-            axes.axvline(at, color="C2" if kept else "C3", alpha=0.35, linewidth=0.8)
-    for begin, task in _tasks(responses):
-        axes.axvline(begin + 0.5, color="0.6", linestyle=":", linewidth=1)
-        axes.annotate(task, (begin + 1, 0.985), xycoords=("data", "axes fraction"), va="top", fontsize="small")
-    axes.set_xlabel("prompts; lines: an adapter was kept (green) or rolled back (red)")
-    axes.set_ylabel(f"acceptance rate, mean of {SMOOTH} prompts")
-    axes.set_ylim(0, None)
-    axes.grid(alpha=0.3)
-    axes.set_title(title, fontsize="medium")
-    figure.savefig(path)
-
-
-def _tasks(responses: Sequence[Sequence[Any]]) -> list[tuple[int, str]]:
-    """Where each run of one task begins."""
-    return [(i, row[0]) for i, row in enumerate(responses) if i == 0 or responses[i - 1][0] != row[0]]
-
-
-def _rate(responses: Sequence[Sequence[Any]]) -> float | None:
+def acceptance_rate(responses: Sequence[Sequence[Any]]) -> float | None:
+    """Accepted / proposed over responses of a session."""
     proposed = sum(row[2] for row in responses)
     return sum(row[1] for row in responses) / proposed if proposed else None
