@@ -1,4 +1,4 @@
-"""What a generation tells about itself. The words are those of the glossary (DESIGN.md section 7)."""
+"""What a generation tells about itself. The words are those of the glossary (DESIGN.md section 8)."""
 
 from __future__ import annotations
 

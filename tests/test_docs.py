@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.tools.cli import VERBS
+from omnidraft.tools.cli import GROUPS, VERBS
 from omnidraft.tools.cli_reference import reference
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +41,7 @@ def test_commands_are_shown() -> None:
 @pytest.mark.parametrize("command", shown_commands())
 def test_shown_commands_exist_with_their_options(command: str) -> None:
     _, verb, *arguments = shlex.split(command, comments=True)
-    names = {v.__name__.replace("_", "-") for v in VERBS}
+    names = {v.__name__.replace("_", "-") for v in VERBS} | set(GROUPS)
     assert verb in names
     help_text = reference().split(f"## {verb}\n")[1].split("\n## ")[0]
     for argument in arguments:
