@@ -205,6 +205,9 @@ class Learner:
         measure, now = self._shadow.measure, None if self._current is None else self._current.lora
         fresh = self.memory.fresh[:JUDGED]
         done.before, done.after = measure(now, fresh), measure(candidate.average, fresh)
+        last = measure(candidate.snapshot.lora, fresh)
+        if last > done.after:  # the average lags behind where what is said has changed
+            candidate, done.after = replace(candidate, average=candidate.snapshot.lora, steps=0), last
         shipped = done.before if now is None else measure(None, fresh)
         better = done.after > done.before
         done.kept = better and self._keeps_anchors(candidate.average)

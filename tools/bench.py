@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LEGEND = (
     "speed-up: against plain decoding with 1-row passes, median over prompts. accept: acceptance rate; "
     "/verify: tokens per verify; gain: how many more than the direct map, 95 % interval over prompts; "
-    "n-gram: n-gram use; equal: texts equal to plain decoding. "
+    "n-gram: n-gram use; learn: tokens/s while learning goes on all the time; equal: texts equal to plain decoding. "
     "static + online is what omnidraft run uses; below 1.00, drafting costs more than it brings."
 )
 

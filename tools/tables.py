@@ -22,7 +22,7 @@ def tables(rows: Sequence[Row], target: str, sampling: Sampling) -> Iterator[Tab
         table.add_column("row", no_wrap=True)
         lines = list(group)
         learning = any(row.with_learning is not None for row in lines)
-        last = "learning" if learning else "n-gram"
+        last = "learn" if learning else "n-gram"
         for column in ("tok/s", "speed-up", "accept", "/verify", "gain", last, "equal"):
             table.add_column(column, justify="right", no_wrap=True)
         for row in lines:
