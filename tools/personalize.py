@@ -14,8 +14,9 @@ import typer
 from omnidraft.tools import options as o
 
 if TYPE_CHECKING:
-    from omnidraft.adapters.learner import Learner
+    from omnidraft.adapters.learner import Learner, Round
     from omnidraft.runtime.engine import Engine
+    from omnidraft.tools.log import Log
     from omnidraft.tools.measure import Row
     from omnidraft.tools.session import Session
 
@@ -135,7 +136,6 @@ def _learn(
     rounds: int | None,
 ) -> Session:
     from omnidraft.runtime.bundle import sha256
-    from omnidraft.runtime.errors import OmniDraftError
     from omnidraft.tools.log import Bar
     from omnidraft.tools.session import SessionFile
 
@@ -151,23 +151,37 @@ def _learn(
     with Bar() as log:
         log.stage("prompts", len(learning))
         log.advance(session.done, "prompts")
-        for task, text in learning[session.done :]:
-            try:
-                report = learner.engine.generate(text, **arguments)
-            except OmniDraftError as error:
-                log.note(f"prompt {session.done + 1} of {prompts.name} left out: {error}")
-                session.done += 1
-                continue
-            done = learner.after_response()
-            session.add(task, report, done)
-            file.save(session)
-            if done is not None:
-                learned += 1
-                log.note(_told(session, done, learner))
-            log.advance(1, _live(session, learner))
-            if (end is not None and monotonic() > end) or (rounds is not None and learned >= rounds):
-                break
+        try:
+            for task, text in learning[session.done :]:
+                done = _answer(learner, session, task, text, arguments, log)
+                file.save(session)
+                learned += done is not None
+                if (end is not None and monotonic() > end) or (rounds is not None and learned >= rounds):
+                    break
+        except KeyboardInterrupt:
+            log.note(f"stopped behind {session.done} prompts; the same command goes on there")
+            raise
     return session
+
+
+def _answer(
+    learner: Learner, session: Session, task: str, text: str, arguments: dict[str, Any], log: Log
+) -> Round | None:
+    """One more prompt, and what was learned after it; one that does not fit is left out with a line."""
+    from omnidraft.runtime.errors import OmniDraftError
+
+    try:
+        report = learner.engine.generate(text, **arguments)
+    except OmniDraftError as error:
+        log.note(f"prompt {session.done + 1} left out: {error}")
+        session.done += 1
+        return None
+    done = learner.after_response()
+    session.add(task, report, done)
+    if done is not None:
+        log.note(_told(session, done, learner))
+    log.advance(1, _live(session, learner))
+    return done
 
 
 def _live(session: Session, learner: Learner) -> str:
@@ -179,7 +193,7 @@ def _live(session: Session, learner: Learner) -> str:
     return f"acceptance {shown}, {tokens / seconds:.0f} tokens/s{loss}, adapter {learner.version}"
 
 
-def _told(session: Session, done: Any, learner: Learner) -> str:
+def _told(session: Session, done: Round, learner: Learner) -> str:
     first = f" with {learner.trainer_reason}" if len(session.rounds) == 1 else ""
     line = f"round {len(session.rounds)}{first}: loss {done.loss:.3f}, {done.seconds:.1f} s"
     if done.kept is not None:
