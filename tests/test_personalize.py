@@ -14,6 +14,7 @@ import pytest
 from test_cli import QUESTION, fails, omnidraft
 
 from omnidraft.adapters.settings import Settings
+from omnidraft.tools.draw import main as draw
 
 pytestmark = pytest.mark.model
 SHORT = ("--max-new-tokens", "12", "--threads", "2")
@@ -92,6 +93,13 @@ def test_a_session_is_drawn(session: Run) -> None:
     picture = (session.folder / "out.svg").read_text()
     assert picture.lstrip().startswith("<?xml") and "<svg" in picture
     assert f"{session.folder / 'out.svg'}: the session as a picture" in session.second.stdout
+
+
+def test_sessions_are_drawn_one_behind_the_other(session: Run, tmp_path: Path) -> None:
+    written = session.folder / "out.json"
+    draw([str(tmp_path / "two.svg"), f"twice={written}+{written}", f"once={written}"])
+    picture = (tmp_path / "two.svg").read_text()
+    assert "<!-- twice -->" in picture and "<!-- once -->" in picture
 
 
 def test_a_file_that_was_learned_to_its_end_begins_anew(bundle: Path, session: Run, tmp_path: Path) -> None:
