@@ -74,7 +74,7 @@ def test_learning_a_sample_raises_its_agreement(pair: Loaded, prompts: list[str]
     with learning(pair, tmp_path) as learner:
         (sample,) = answers(learner, prompts[3:4])
         spelling = learner._spelling
-        labels = projected(sample, spelling, 0.2) if loss == "projected" else paper(sample, spelling, 1.0)
+        labels = projected(sample, spelling, 0.0) if loss == "projected" else paper(sample, spelling, 1.0)
         trainer = learner._open()
         agreement = [learner._shadow.measure(None, [sample])]
         losses = []
