@@ -65,9 +65,7 @@ class Learner:
         self.engine, self.settings, self.state, self._tell = engine, settings, state, tell
         pair.bundle.verify(drafter.training.values())
         self.layout = Layout(drafter.lora["projections"])
-        self._spelling = Spelling(
-            pair.drafter.tokens, pair.target.tokens, pair.vocabulary, pair.drafter.decoder.vocabulary, drafter.context
-        )
+        self._spelling = Spelling.of(pair)
         self._shadow = Shadow(pair.drafter.decoder, self.layout, self._spelling)
         self.store = AdapterStore(state, drafter, target, self.layout)
         self.folder = f"learning/{drafter.weights_sha256[:12]}-{target.weights_sha256[:12]}"

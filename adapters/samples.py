@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from omnidraft.adapters.projection import spelling_table, starts
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.observation import TOP, Observation
+from omnidraft.runtime.pair import Pair
 from omnidraft.runtime.token_bytes import TokenBytes
 from omnidraft.runtime.vocabulary import VocabularyMap
 
@@ -60,6 +61,13 @@ class Spelling:
         self.unmapped = np.full(draft_size, FAR, np.float32)
         """float32 [V]: 0 for draft tokens that are the twin of a target token, far below for others."""
         self.unmapped[self.twin[self.twin >= 0]] = 0
+
+    @classmethod
+    def of(cls, pair: Pair) -> Spelling:
+        """That of a loaded pair, which must have a drafter."""
+        assert pair.drafter is not None and pair.vocabulary is not None
+        draft = pair.drafter
+        return cls(draft.tokens, pair.target.tokens, pair.vocabulary, draft.decoder.vocabulary, draft.info.context)
 
     def samples(self, observation: Observation) -> Iterator[Sample]:
         """The response in pieces of up to ANSWER tokens; text that the drafter has no tokens for ends it.

@@ -50,15 +50,13 @@ def learn(
     Raises OmniDraftError if the drafter has no LoRA inputs.
     """
     pair, settings = engine.pair, Settings()
-    assert pair.drafter is not None and pair.vocabulary is not None
+    assert pair.drafter is not None
     info = pair.drafter.info
     if info.lora is None or info.training is None:
         raise OmniDraftError(f"{pair.bundle.path}: its drafter has no LoRA inputs; leave --learn-from out")
     pair.bundle.verify(info.training.values())
     layout = Layout(info.lora["projections"])
-    spelling = Spelling(
-        pair.drafter.tokens, pair.target.tokens, pair.vocabulary, pair.drafter.decoder.vocabulary, info.context
-    )
+    spelling = Spelling.of(pair)
     samples = list(_answers(engine, spelling, prompts, arguments, advance))
     tokens = sum(len(sample.target) for sample in samples)
     found = {}
