@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -12,12 +12,14 @@ from omnidraft.adapters.index import Facts, Forecast
 from omnidraft.adapters.labels import LOSSES, Labels, batch
 from omnidraft.adapters.layout import Floats, Layout
 from omnidraft.adapters.learning_file import Candidate, LearningFile
+from omnidraft.adapters.rehearsal import relearn
 from omnidraft.adapters.samples import Sample, Spelling
 from omnidraft.adapters.settings import RANK, Settings
 from omnidraft.adapters.shadow import Shadow
 from omnidraft.adapters.store import AdapterStore
 from omnidraft.adapters.trainer import Snapshot, Trainer, TrainerError
 from omnidraft.adapters.trainers import default_artifacts, default_packages, open_trainer
+from omnidraft.runtime.adapter_file import load_adapter
 from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.state import State
@@ -79,6 +81,7 @@ class Learner:
         self.trainer_reason = ""
         self.seconds = 0.0
         engine.observing = True
+        engine.keep_answers()
         self._use()
 
     @property
@@ -90,6 +93,11 @@ class Learner:
     def parameters(self) -> dict[str, Floats] | None:
         """LoRA parameters of the adapter in use, None for the drafter as shipped."""
         return None if self._current is None else self.layout.parameters(self._current.lora)
+
+    @property
+    def head(self) -> Mapping[str, Floats] | None:
+        """The acceptance head that learned with the adapter in use, None for the drafter's own."""
+        return None if self._current is None else self._current.head
 
     def after_response(self) -> Round | None:
         """Remember the engine's last response, and learn if it is time to. None: nothing was learned yet.
@@ -211,7 +219,8 @@ class Learner:
         done.kept = better and self._keeps_anchors(candidate.average)
         if done.kept:
             facts = Facts(self.settings.loss, candidate.positions, Forecast(done.before, done.after))
-            self._current = replace(candidate.snapshot, lora=candidate.average)
+            head = self._head_for(candidate.average)
+            self._current = replace(candidate.snapshot, lora=candidate.average, head=head)
             self._version = self.store.add(self._current, facts)
         in_use = done.after if done.kept else done.before
         behind = self._current is not None and in_use < shipped
@@ -221,6 +230,15 @@ class Learner:
         if self._standing.behind >= MOST_BEHIND:
             self._back_to_shipped(done)
         self._use()
+
+    def _head_for(self, lora: Floats) -> Mapping[str, Floats] | None:
+        """The head in use after a rehearsal with new weights, whose hidden states are others."""
+        pair = self.engine.pair
+        if pair.head is None or pair.drafter is None or pair.drafter.info.head is None:
+            return None
+        pair.drafter.decoder.set_adapter(self.layout.parameters(lora))
+        start = self.head or load_adapter(pair.bundle.path / pair.drafter.info.head["weights"])
+        return relearn(pair, start, [*self.memory.replay, *self.memory.fresh])
 
     def _keeps_anchors(self, lora: Floats) -> bool:
         rng = np.random.default_rng(self._standing.rounds)
@@ -237,4 +255,4 @@ class Learner:
         done.note = "the drafter as shipped is better for what is said now: back to it"
 
     def _use(self) -> None:
-        self.engine.use_adapter(self.parameters)
+        self.engine.use_adapter(self.parameters, self.head)

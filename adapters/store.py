@@ -9,16 +9,19 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnidraft.adapters.file import load_adapter, save_adapter
 from omnidraft.adapters.index import Facts, Index, Version, adapter_name, optimizer_name
 from omnidraft.adapters.layout import Floats, Layout
 from omnidraft.adapters.trainer import Snapshot
+from omnidraft.runtime.acceptance import HEAD_PREFIX
+from omnidraft.runtime.acceptance import check as check_head
+from omnidraft.runtime.adapter_file import load_adapter, save_adapter
 from omnidraft.runtime.bundle import Bundle, ModelInfo
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.files import write_whole
@@ -99,7 +102,7 @@ class AdapterStore:
 
         Raises OmniDraftError if the file is no adapter of this drafter.
         """
-        return self.add(Snapshot(adapter_vector(path, self._layout)), Facts(note=f"imported from {path.name}"))
+        return self.add(read_adapter(path, self._layout), Facts(note=f"imported from {path.name}"))
 
     def forget(self) -> bool:
         """Remove every version and what was set aside; False if it could not be done. Numbers go on."""
@@ -128,7 +131,7 @@ class AdapterStore:
         return self._change(lambda index: index.using(number)) is not None
 
     def _add(self, snapshot: Snapshot, facts: Facts) -> Version | None:
-        adapter, optimizer = self._write(".onnx_adapter", self._encoded(snapshot.lora)), None
+        adapter, optimizer = self._write(".onnx_adapter", self._encoded(snapshot)), None
         if adapter is not None and snapshot.optimizer:
             optimizer = self._write(".optimizer", snapshot.optimizer)
         if adapter is None or (snapshot.optimizer and optimizer is None):
@@ -167,12 +170,12 @@ class AdapterStore:
         )
         return None if payload is None else Index.from_payload(payload)
 
-    def _encoded(self, lora: Floats) -> bytes:
+    def _encoded(self, snapshot: Snapshot) -> bytes:
         assert self._state.folder is not None
         scratch = self._state.folder / self._folder / SCRATCH  # ONNX Runtime writes to paths only
         scratch.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            save_adapter(scratch, self._layout.parameters(lora))
+            save_adapter(scratch, {**self._layout.parameters(snapshot.lora), **(snapshot.head or {})})
             return scratch.read_bytes()
         finally:
             scratch.unlink(missing_ok=True)
@@ -190,12 +193,12 @@ class AdapterStore:
         if optimizer is None or self._adapter(version) is None:
             return None
         try:
-            lora = adapter_vector(self._state.folder / self._folder / adapter_name(version), self._layout)
+            found = read_adapter(self._state.folder / self._folder / adapter_name(version), self._layout)
         except OmniDraftError as error:  # whole, but of another ONNX Runtime
             self._state.warn(f"{error}; version {version.number} is dropped")
             self._drop(version)
             return None
-        return Snapshot(lora, version.steps, version.trainer, optimizer)
+        return replace(found, steps=version.steps, trainer=version.trainer, optimizer=optimizer)
 
     def _optimizer(self, version: Version) -> bytes | None:
         """The optimizer's state, empty where none was kept; None if it is damaged."""
@@ -236,16 +239,22 @@ def stored(state: State) -> list[Index]:
     return [index for index in indexes if index.versions]
 
 
-def adapter_vector(path: Path, layout: Layout) -> Floats:
-    """The LoRA vector of an .onnx_adapter file. Raises OmniDraftError if it does not fit the drafter."""
+def read_adapter(path: Path, layout: Layout) -> Snapshot:
+    """LoRA vector, and acceptance head if there is one, of an .onnx_adapter file.
+
+    Raises OmniDraftError if it does not fit the drafter.
+    """
     parameters = load_adapter(path)
+    head = {name: parameters.pop(name) for name in list(parameters) if name.startswith(HEAD_PREFIX)}
     try:
+        if head:
+            check_head(head)
         _check(parameters)
         vector = layout.vector(parameters)
         layout.rank(vector)
-    except ValueError as error:
+    except (ValueError, OmniDraftError) as error:
         raise OmniDraftError(f"{path}: not an adapter of this drafter ({error})") from None
-    return vector
+    return Snapshot(vector, head=head or None)
 
 
 def _check(parameters: dict[str, NDArray[np.generic]]) -> None:

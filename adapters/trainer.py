@@ -20,13 +20,15 @@ CLIP = 1.0  # norm of the gradient of a step, which is a mean over positions
 class Snapshot:
     """Where training stands: the LoRA vector, and the optimizer's state in the form of one trainer.
 
-    `optimizer` may be empty: the moments begin anew then, as they do in a trainer of another name.
+    `optimizer` may be empty: the moments begin anew then, as they do in a trainer of another name. `head`: the
+    acceptance head that learned with these weights, None for the drafter's own; trainers leave it alone.
     """
 
     lora: Floats
     steps: int = 0
     trainer: str = ""
     optimizer: bytes = b""
+    head: Mapping[str, Floats] | None = None
 
 
 class TrainerError(Exception):

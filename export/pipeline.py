@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
-from omnidraft.export import parity, resources, target
+from omnidraft.export import head_graph, parity, resources, target
 from omnidraft.export.drafter import TRAINING, build_drafter
 from omnidraft.export.llama_graph import obstacle
 from omnidraft.export.sources import Source, locate, resolve
@@ -138,12 +138,15 @@ def _drafter(source: Source, order: Order, root: Path, progress: Progress) -> di
         progress.note(f"the drafter cannot learn on the device: {hindrance}; onnxruntime-genai builds its graph")
         lora = None
         _copy_graph(target.build_target(source, precision, hidden_states=True), folder)
+    if not head_graph.build_head(source.folder, int(source.config["hidden_size"]), folder):
+        progress.note("the drafter's acceptance head is untrained, it believes the drafter; see omnidraft train-head")
     return {
         **_describe(source, folder, "drafter"),
         "model": f"drafter/{target.MODEL}",
         "precision": precision,
         "trainable": lora is not None,
         "lora": lora,
+        "head": {"graph": f"drafter/{head_graph.GRAPH}", "weights": f"drafter/{head_graph.WEIGHTS}"},
         "training": None if lora is None else {part: f"drafter/{TRAINING}/{name}" for part, name in FILES.items()},
         "parity": _gate(folder / target.MODEL, source, precision, "the drafter", order.threads),
         "opset": _opset(folder / target.MODEL),

@@ -14,7 +14,7 @@ import fastjsonschema
 
 from omnidraft.runtime.errors import OmniDraftError
 
-SCHEMA = "omnidraft-bundle/1"
+SCHEMA = "omnidraft-bundle/2"
 MANIFEST = "manifest.json"
 
 
@@ -53,6 +53,7 @@ class Drafter(ModelInfo):
     """The model that guesses. `lora` names the layers that can learn, None if the graph has no hooks.
 
     `training`: the files of the graphs it learns with, "loss", "step" and their "weights"; None without hooks.
+    `head`: the files of its acceptance head, "graph" and "weights"; None if the graph does not give hidden states.
     """
 
     model: str
@@ -60,6 +61,7 @@ class Drafter(ModelInfo):
     trainable: bool
     lora: dict[str, Any] | None
     training: dict[str, str] | None
+    head: dict[str, str] | None
     parity: dict[str, Any]
     opset: int
 
@@ -163,7 +165,8 @@ def open_bundle(path: Path) -> Bundle:
         if not file.is_file():
             raise OmniDraftError(f"{path / name}: missing; export the bundle again or copy it anew")
     named = [manifest["drafter"][k] for k in ("model", "tokenizer", "chat_template")]
-    named += (manifest["drafter"]["training"] or {}).values()
+    for part in ("training", "head"):
+        named += (manifest["drafter"][part] or {}).values()
     for target in manifest["targets"].values():
         named += [target["tokenizer"], target["chat_template"], target["map"]]
         named += [graph["model"] for graph in target["graphs"]]

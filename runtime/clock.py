@@ -24,6 +24,11 @@ class PhaseClock:
             self.seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
 
+    @property
+    def phase(self) -> str:
+        """The phase that was entered last."""
+        return self._phase
+
     def stop(self) -> None:
         """Stand still: what passes now is the consumer's time, not ours."""
         self.enter(self._phase)

@@ -32,6 +32,7 @@ class DraftContext:
         self._tail_start = len(self._ids)  # index in ids; everything before it is settled
         self._tail = b""
         self._rows: dict[tuple[int, ...], np.ndarray] = {}
+        self._hidden: dict[tuple[int, ...], np.ndarray] = {}
         self._slide()
 
     @property
@@ -58,6 +59,7 @@ class DraftContext:
         self._tail += b"".join(pieces)
         self._ids[self._tail_start :] = spelled
         self._rows.clear()
+        self._hidden.clear()
         self._forget_respelled()
         ends = [0]
         for token in spelled:
@@ -82,7 +84,13 @@ class DraftContext:
             out = self._decoder.run(wanted[keep:])
             self._fed[keep:] = wanted[keep:]
             row = self._rows[path] = out[-1].copy()
+            if self._decoder.hidden is not None:
+                self._hidden[path] = self._decoder.hidden[-1].copy()
         return row
+
+    def hidden(self, path: tuple[int, ...]) -> np.ndarray | None:
+        """The last hidden state float32 [H] of a row that `logits` gave; None if the graph has no such output."""
+        return self._hidden.get(path)
 
     def _common(self, wanted: list[int]) -> int:
         """How many fed tokens can stay; the last wanted one is always fed again for its logits."""
@@ -122,3 +130,4 @@ class DraftContext:
             self._fed = []
             self._decoder.rollback(0)
             self._rows.clear()
+            self._hidden.clear()

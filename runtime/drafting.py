@@ -6,7 +6,7 @@ Pure: the drafter is anything that gives logits behind a path of draft tokens.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log
 from typing import Protocol
 
@@ -36,12 +36,17 @@ class DraftModel(Protocol):
 
 @dataclass(frozen=True)
 class Proposal:
-    """A proposed target token, and the draft tokens that spell it (none for all but the last piece of a split)."""
+    """A proposed target token, and the draft tokens that spell it (none for all but the last piece of a split).
+
+    `mass`: q̂ before it is normalised; `expected`: probability of its acceptance, given that of all before it, as it was
+    predicted; None where nobody asked.
+    """
 
     token: int
     kind: Kind
     path: tuple[int, ...]
     mass: float
+    expected: float | None = None
 
 
 @dataclass
@@ -62,6 +67,38 @@ class Draft:
     def tokens(self) -> list[int]:
         """The proposed target ids."""
         return [proposal.token for proposal in self.proposals]
+
+    @property
+    def expected(self) -> list[float]:
+        """The expected acceptances; certain ones where nobody asked."""
+        return [1.0 if proposal.expected is None else proposal.expected for proposal in self.proposals]
+
+
+class Pace(Protocol):
+    """How a draft goes on: what is expected of a proposal, and whether to draw another."""
+
+    def expect(self, path: tuple[int, ...], law: Law, proposal: Proposal, piece: int, index: int) -> float | None:
+        """Probability that the proposal, drawn from `law` behind `path`, is accepted given all before it.
+
+        `piece`: number of the piece of a split; `index`: of the proposal in the draft.
+        """
+        ...
+
+    def more(self, expected: Sequence[float]) -> bool:
+        """Whether to draw on behind these."""
+        ...
+
+
+class Eager:
+    """Draws as long as there is room, and expects nothing."""
+
+    def expect(self, path: tuple[int, ...], law: Law, proposal: Proposal, piece: int, index: int) -> float | None:
+        """None."""
+        return None
+
+    def more(self, expected: Sequence[float]) -> bool:
+        """Always."""
+        return True
 
 
 class Row:
@@ -97,6 +134,9 @@ class Law:
     head: int
     children: list[int]
     coverage: float
+
+
+EAGER = Eager()
 
 
 def law(
@@ -168,9 +208,10 @@ def choose(law: Law, sampling: Sampling, position: int) -> int:
 
 
 def draft(
-    model: DraftModel, translation: Translation, sampling: Sampling, position: int, limit: int, ends: Collection[int]
-) -> Draft:
-    """Propose up to `limit` target tokens for the absolute positions from `position` on.
+    model: DraftModel, translation: Translation, sampling: Sampling, position: int, limit: int, ends: Collection[int],
+    pace: Pace = EAGER,
+) -> Draft:  # fmt: skip
+    """Propose up to `limit` target tokens for the absolute positions from `position` on, at a pace.
 
     Stops early after a token of `ends`, at the end of the model's window, and where nothing can be translated.
     """
@@ -184,16 +225,22 @@ def draft(
         token = choose(q_hat, sampling, position + len(out.proposals))
         if token < 0:
             break
-        spelled, mass = q_hat.spelling[token], q_hat.masses[token]
-        if len(spelled) > 1:
-            out.proposals.append(Proposal(token, Kind.MERGE, spelled, mass))
-        else:
-            pieces, kind = translation.pieces[spelled[0]], translation.kind(spelled[0])
-            for j, piece in enumerate(pieces[: limit - len(out.proposals)]):
-                out.proposals.append(Proposal(piece, kind, spelled if j == len(pieces) - 1 else (), mass))
+        spelled = q_hat.spelling[token]
+        for piece, proposal in enumerate(_proposals(q_hat, translation, token)[: limit - len(out.proposals)]):
+            expected = pace.expect(path, q_hat, proposal, piece, len(out.proposals))
+            out.proposals.append(proposal if expected is None else replace(proposal, expected=expected))
         # A head that was proposed alone was not merged, so what would have merged cannot follow.
         banned = q_hat.children if spelled == (q_hat.head,) else []
-        if out.proposals[-1].token in ends:
+        if not pace.more(out.expected) or out.proposals[-1].token in ends:
             break
         path += spelled
     return out
+
+
+def _proposals(q_hat: Law, translation: Translation, token: int) -> list[Proposal]:
+    """What a drawn target token proposes: itself, and the further pieces if it is the first of a split."""
+    spelled, mass = q_hat.spelling[token], q_hat.masses[token]
+    if len(spelled) > 1:
+        return [Proposal(token, Kind.MERGE, spelled, mass)]
+    pieces, kind = translation.pieces[spelled[0]], translation.kind(spelled[0])
+    return [Proposal(p, kind, spelled if i == len(pieces) - 1 else (), mass) for i, p in enumerate(pieces)]

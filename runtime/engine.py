@@ -16,22 +16,26 @@ from typing import Any
 
 import numpy as np
 
+from omnidraft.runtime.answers import Answers
 from omnidraft.runtime.cache_file import CacheFile
-from omnidraft.runtime.calibration import least_rows
+from omnidraft.runtime.calibration import Calibration, calibrate
 from omnidraft.runtime.chat import utf8
 from omnidraft.runtime.clock import PhaseClock
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.generation import Chunk, Generation
 from omnidraft.runtime.invariance import WIDEST
+from omnidraft.runtime.lookup import LookUp
 from omnidraft.runtime.ngram_cache import NgramCache
 from omnidraft.runtime.observation import Observation
-from omnidraft.runtime.options import LONGEST_DRAFT, Options
+from omnidraft.runtime.options import Options
+from omnidraft.runtime.outlook import Outlook
 from omnidraft.runtime.pair import Pair, load_pair
+from omnidraft.runtime.policy import LONGEST_DRAFT, CostAware, Fixed, Policy, Threshold
 from omnidraft.runtime.prompt import Message, as_messages
-from omnidraft.runtime.proposer import Drafter, Nothing, Proposer
+from omnidraft.runtime.proposer import Choice, Drafter, Nothing, Proposer
 from omnidraft.runtime.report import Report, rate
 from omnidraft.runtime.sampling import Sampling
-from omnidraft.runtime.state import State
+from omnidraft.runtime.state import Key, State
 from omnidraft.runtime.stop import StopMachine
 from omnidraft.runtime.translation import Translation
 
@@ -44,21 +48,23 @@ class Engine:
         pair: Pair,
         options: Options,
         state: State,
-        w0: int | None = None,
+        calibration: Calibration,
     ) -> None:
         """Engines with different options may share a pair, one after the other.
 
-        `w0`: what `calibration.least_rows` found; without it the text is near, not exact.
+        `calibration`: what `calibrate` found; without a W₀ the text is near, not exact.
         """
-        self.pair, self.options, self.w0, self._state = pair, options, w0, state
-        exact = options.lossless == "exact" and w0 is not None
-        self._least_rows = w0 if exact and w0 is not None else 1
+        self.pair, self.options, self.calibration, self._state = pair, options, calibration, state
+        exact = options.lossless == "exact" and calibration.w0 is not None
+        self._least_rows = calibration.w0 if exact and calibration.w0 is not None else 1
         self.lossless = "exact" if exact else "near"
         self.cache: NgramCache | None = None
-        self._proposer: Proposer = self._make_drafter() if options.draft_length else Nothing()
+        self._proposer: Proposer = self._make_proposer() if options.drafts else Nothing()
         self.report: Report | None = None
         self._adapter: Mapping[str, np.ndarray] | None = None
+        self._head: Mapping[str, np.ndarray] | None = None
         self.observing = False
+        self._answers: Answers | None = None
         self.observation: Observation | None = None
 
     @classmethod
@@ -71,19 +77,21 @@ class Engine:
         state: State | None = None,
         threads: int = 0,
         warn: Callable[[str], None] = lambda line: None,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> Engine:
         """Open a bundle's target (the first by default). `state` None keeps nothing on the device.
 
-        W₀ is looked up in the state, or measured (about a second) and kept there. Raises OmniDraftError
-        for a bundle, target or precision that is missing or damaged.
+        What has to be known of the device is looked up in the state, or measured (some seconds; `tell` says so) and
+        kept there.
+        Raises OmniDraftError for a bundle, target or precision that is missing or damaged.
         """
         options = options or Options()
         state = state or State(None, warn)
-        pair = load_pair(Path(path), target, precision, threads, drafting=options.draft_length > 0)
-        w0 = least_rows(pair, state) if options.lossless == "exact" else None
-        if options.lossless == "exact" and w0 is None:
+        pair = load_pair(Path(path), target, precision, threads, drafting=options.drafts)
+        calibration = calibrate(pair, state, options.measured, tell=tell)
+        if options.lossless == "exact" and calibration.w0 is None:
             warn(f"no width up to {WIDEST} gives equal rows on this device: the text is near, not exact")
-        return cls(pair, options, state, w0)
+        return cls(pair, options, state, calibration)
 
     def stream(
         self,
@@ -109,6 +117,8 @@ class Engine:
         machine = StopMachine(info.stop_ids, stop, max_new_tokens, self.pair.target.tokens.bytes_of)
         if self.pair.drafter is not None:
             self.pair.drafter.decoder.set_adapter(self._adapter)  # another engine may have used its own
+        if self.pair.head is not None:
+            self.pair.head.use(self._head)
         self.observation = Observation(prefix, text) if self.observing else None
         decoder.reserve(len(ids) + max_new_tokens + LONGEST_DRAFT + self._least_rows)
         generation = Generation(
@@ -118,7 +128,6 @@ class Engine:
             sampling,
             machine,
             clock,
-            draft_length=self.options.draft_length,
             least_rows=self._least_rows,
             budget=max_new_tokens,
             paper_rule=self.options.verification == "paper",
@@ -128,20 +137,46 @@ class Engine:
             yield from generation.run(prefix, text)
         finally:
             generation.clock.enter("learn")
+            if self._answers is not None and generation.active:
+                self._remember(self._answers, generation.emitted)
             self.save()
             generation.clock.stop()
             if generation.active:
                 self.report = self._report(generation, machine, sampling)
 
-    def use_adapter(self, parameters: Mapping[str, np.ndarray] | None) -> None:
+    def use_adapter(
+        self, parameters: Mapping[str, np.ndarray] | None, head: Mapping[str, np.ndarray] | None = None
+    ) -> None:
         """Draft with LoRA parameters (see `Decoder.set_adapter`) from the next response on; None: as exported.
+
+        `head`: the acceptance head's parameters that were learned with them (see `AcceptanceHead.use`).
 
         Raises OmniDraftError if nothing is drafted here, or if they belong to another drafter.
         """
         if self.pair.drafter is None:
             raise OmniDraftError("an adapter needs a drafter; open the engine with a draft")
         self.pair.drafter.decoder.set_adapter(parameters)
-        self._adapter = parameters
+        if self.pair.head is not None:
+            self.pair.head.use(head)
+        self._adapter, self._head = parameters, head
+
+    def keep_answers(self) -> None:
+        """From now on look up in earlier answers of this target too, and keep what it says in the state for later.
+
+        For those whose text may be kept: whoever learns from it.
+        """
+        info = self.pair.target.info
+        key: Key = {"target": info.weights_sha256, "tokenizer": info.tokenizer_sha256}
+        path = f"answers/{info.weights_sha256[:12]}.json"
+        self._answers = Answers(self._state, path, key, self.pair.target.decoder.vocabulary)
+        if isinstance(self._proposer, Choice) and self._proposer.lookup is not None:
+            for answer in self._answers.load():
+                self._proposer.lookup.remember(answer)
+
+    def _remember(self, answers: Answers, emitted: list[int]) -> None:
+        answers.add(emitted)
+        if isinstance(self._proposer, Choice) and self._proposer.lookup is not None:
+            self._proposer.lookup.remember(emitted)
 
     def generate(self, prompt: str | Sequence[Message], **arguments: Any) -> Report:
         """The whole response at once; arguments as for `stream`."""
@@ -156,11 +191,28 @@ class Engine:
         return None if self.cache is None else self._cache_file.path
 
     def save(self) -> None:
-        """Write the n-gram cache to the state; counts of other processes are added up with ours."""
+        """Write n-gram cache and answers to the state; what other processes wrote is added up with ours."""
+        if self._answers is not None:
+            self._answers.save()
         if self.cache is not None:
             self._cache_file.save(self.cache)
 
-    def _make_drafter(self) -> Drafter:
+    def _make_policy(self) -> Policy:
+        options, times = self.options, self.calibration
+        if options.gamma is not None:
+            return Threshold(options.gamma)
+        if options.fixed is not None:
+            return Fixed(options.fixed)
+        if times.target is None or times.drafter is None:
+            raise ValueError("draft by cost needs pass times; calibrate with times")
+        return CostAware(times.target, times.drafter, self._least_rows)
+
+    def _make_proposer(self) -> Choice:
+        policy, options = self._make_policy(), self.options
+        lookup = LookUp() if options.measured and options.lookup else None
+        return Choice(self._make_drafter(policy), lookup, policy)
+
+    def _make_drafter(self, policy: Policy) -> Drafter:
         pair, mode = self.pair, self.options.mode
         assert pair.drafter is not None and pair.vocabulary is not None
         translation = Translation(pair.vocabulary, mode, pair.drafter.decoder.vocabulary)
@@ -172,6 +224,8 @@ class Engine:
             pair.target.tokens,
             translation,
             self.cache,
+            Outlook(pair.head),
+            policy,
             context=pair.drafter.info.context,
             ends=pair.target.info.stop_ids,
             paper_rule=self.options.verification == "paper",
@@ -227,8 +281,8 @@ class Engine:
         decoding = generation.last_token_at - (first or 0.0)
         biased = self.options.verification == "paper" and sampling.temperature > 0
         providers = {"target": self.pair.target.decoder.providers[0]}
-        if isinstance(self._proposer, Drafter):
-            providers["drafter"] = self._proposer.decoder.providers[0]
+        if isinstance(self._proposer, Choice):
+            providers["drafter"] = self._proposer.drafter.decoder.providers[0]
         return Report(
             text=generation.text,
             finish_reason=machine.finish_reason or "cancelled",
@@ -237,13 +291,14 @@ class Engine:
             tokens_per_second=rate(len(emitted) - 1, decoding) if len(emitted) > 1 else None,
             acceptance_rate=rate(tally.accepted, tally.proposed),
             tokens_per_verify=rate(len(emitted), tally.passes),
+            mean_draft_length=rate(tally.proposed, tally.passes - 1) if self.options.drafts else None,
             ngram_use=rate(tally.merges, tally.proposed),
             ngram_acceptance=rate(tally.merges_accepted, tally.merges),
             coverage=rate(tally.translated, tally.drawn),
+            lookup_use=rate(tally.lookups, tally.proposed),
             target=self.pair.name,
             precision=self.pair.precision,
             draft=self.options.draft,
-            draft_length=self.options.draft_length,
             lossless="biased" if biased else self.lossless,
             verification=self.options.verification,
             seed=sampling.seed,
@@ -253,6 +308,7 @@ class Engine:
             overhead_ms=generation.overhead_ms,
             providers=providers,
             phases=dict(generation.clock.seconds),
-            counts={**asdict(tally), "emitted": len(emitted)},
+            counts={**asdict(tally), "emitted": len(emitted), "rounds": max(0, tally.passes - 1)},
             tokens=emitted,
+            predictions=generation.predictions,
         )

@@ -43,7 +43,6 @@ class Generation:
         sampling: Sampling,
         stop: StopMachine,
         clock: PhaseClock,
-        draft_length: int,
         least_rows: int,
         budget: int,
         paper_rule: bool = False,
@@ -56,7 +55,7 @@ class Generation:
         Takes the target over: a stream that was started before on the same decoder cannot go on.
         """
         self._target, self._proposer, self._sampling, self._stop = target, proposer, sampling, stop
-        self._k, self._least, self._budget, self._paper = draft_length, least_rows, budget, paper_rule
+        self._least, self._budget, self._paper = least_rows, budget, paper_rule
         self._observation = observation
         self.prompt_tokens = len(prompt)
         self.tokens = list(prompt)
@@ -64,6 +63,7 @@ class Generation:
         self.text = ""
         self.first_token_at: float | None = None  # seconds on the clock
         self.last_token_at = 0.0
+        self.predictions: list[tuple[float, bool]] = []  # expected acceptance and outcome of what was decided
         self._overheads: list[float] = []
         target.owner = self
         target.rollback(0)
@@ -92,7 +92,7 @@ class Generation:
         try:
             clock.enter("prefill")
             logits = prefill(self._target, self.tokens, CHUNK, self._least)
-            self._proposer.begin(prefix, text)
+            self._proposer.begin(self.tokens, prefix, text, clock)
             clock.enter("verify")
             y = draw(logits, self.tokens, self._sampling, len(self.tokens))
             chunks = self._emit(Draft(), Verdict([y], 0), logits[None])
@@ -110,26 +110,33 @@ class Generation:
         finally:
             clock.stop()
             self.text += self._stop.finish()  # what a cancelled stream held back
+            if self.active and self.first_token_at is not None:
+                self._proposer.finish()
+                clock.stop()
 
     def _round(self) -> list[Chunk]:
         """Draft, verify in one target pass, emit. The time that no model ran is kept apart."""
         started, models = perf_counter(), self._target.seconds + self._proposer.seconds
         self.clock.enter("draft")
         # The bonus token takes one place of the budget.
-        limit = min(self._k, self._budget - len(self.emitted) - 1)
+        limit = self._budget - len(self.emitted) - 1
         position = len(self.tokens)
-        draft = self._proposer.propose(self._sampling, position, limit) if limit > 0 else Draft()
+        draft = self._proposer.propose(self._sampling, position, limit)
         self.clock.enter("verify")
         rows = [self.tokens[-1], *draft.tokens]
         padding = [rows[-1]] * (self._least - len(rows))
+        before = self._target.seconds
         logits = self._target.run(rows + padding)
+        verify_seconds = self._target.seconds - before
         if self._paper:
             verdict = paper.verify(logits, draft, self.tokens, self._sampling, position)
         else:
             verdict = verify(logits, draft.tokens, self.tokens, self._sampling, position)
         chunks = self._emit(draft, verdict, logits)
         models = self._target.seconds + self._proposer.seconds - models
-        self._overheads.append(perf_counter() - started - models)
+        seconds = perf_counter() - started
+        self._overheads.append(seconds - models)
+        self._proposer.close_round(len(rows + padding), verify_seconds, len(chunks), seconds)
         return chunks
 
     def _emit(self, draft: Draft, verdict: Verdict, logits: np.ndarray) -> list[Chunk]:
@@ -145,9 +152,14 @@ class Generation:
         self.tokens += emitted
         self.text += "".join(chunk.text for chunk in chunks)
         self._target.rollback(len(self.tokens) - 1)
-        self.tally.add(draft, min(verdict.accepted, len(chunks)))
+        accepted = min(verdict.accepted, len(chunks))
+        self.tally.add(draft, accepted)
+        for i, proposal in enumerate(draft.proposals[: len(emitted)]):
+            if proposal.expected is not None:
+                self.predictions.append((proposal.expected, i < accepted))
         if self._observation is not None:
             self.clock.enter("learn")
             self._observation.add(emitted, logits)
-        self._proposer.observe(draft, emitted, self.clock)
+        self.clock.enter("other")
+        self._proposer.observe(draft, emitted)
         return chunks

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from omnidraft.runtime.acceptance import AcceptanceHead
 from omnidraft.runtime.bundle import Bundle, Drafter, Target, open_bundle
 from omnidraft.runtime.decoder import Decoder
 from omnidraft.runtime.prompt import PromptEncoder
@@ -29,7 +30,10 @@ class LoadedModel(Generic[Info]):
 
 @dataclass(frozen=True)
 class Pair:
-    """A target with its drafter; `drafter` and `vocabulary` are None where nothing will be drafted."""
+    """A target with its drafter; `drafter` and `vocabulary` are None where nothing will be drafted.
+
+    `head`: predicts acceptance; None without a drafter, and for a drafter whose hidden states are not to be had.
+    """
 
     bundle: Bundle
     name: str
@@ -39,6 +43,7 @@ class Pair:
     target: LoadedModel[Target]
     drafter: LoadedModel[Drafter] | None
     vocabulary: VocabularyMap | None
+    head: AcceptanceHead | None = None
 
 
 def load_pair(
@@ -55,13 +60,14 @@ def load_pair(
     threads = threads or min(_cores(), MOST_THREADS)
     bundle.verify([*bundle.folder_files(graph.model), info.tokenizer])
     loaded = _load(bundle, info, graph.model, threads)
-    drafter = vocabulary = None
+    drafter = vocabulary = head = None
     if drafting:
         bundle.verify([*bundle.folder_files(bundle.drafter.model), info.map])
         drafter = _load(bundle, bundle.drafter, bundle.drafter.model, 1)
         vocabulary = load_map(path / info.map, bundle.drafter.tokenizer_sha256, info.tokenizer_sha256)
+        head = None if bundle.drafter.head is None else AcceptanceHead(path / bundle.drafter.head["graph"])
     digest = bundle.files[graph.model]["sha256"]
-    return Pair(bundle, name, graph.precision, digest, threads, loaded, drafter, vocabulary)
+    return Pair(bundle, name, graph.precision, digest, threads, loaded, drafter, vocabulary, head)
 
 
 def _load(bundle: Bundle, info: Info, model: str, threads: int) -> LoadedModel[Info]:

@@ -17,6 +17,8 @@ class Tally:
     accepted: int = 0
     merges: int = 0
     merges_accepted: int = 0
+    lookups: int = 0
+    lookups_accepted: int = 0
     drawn: int = 0
     translated: float = 0
     passes: int = 0
@@ -35,6 +37,9 @@ class Tally:
             if proposal.kind is Kind.MERGE:
                 self.merges += 1
                 self.merges_accepted += i < accepted
+            elif proposal.kind is Kind.LOOKUP:
+                self.lookups += 1
+                self.lookups_accepted += i < accepted
 
 
 @dataclass
@@ -46,7 +51,9 @@ class Report:
     `tokens_per_second`: emitted tokens after the first, over the time from the first to the last.
     `time_to_first_token` and `phases` are seconds; the phases add up to `seconds`.
     `overhead_ms`: median milliseconds of a round that neither model was running.
-    `counts`: what the rates were made of, for sums over responses; `tokens`: the emitted ids.
+    `mean_draft_length`: proposals of a round; `lookup_use`: share of them that was looked up, not drafted.
+    `counts`: what the rates were made of, for sums over responses; `tokens`: the emitted ids; `predictions`: expected
+    acceptance and outcome of each proposal that the target decided, where the draft length depends on them.
     """
 
     text: str
@@ -56,13 +63,14 @@ class Report:
     tokens_per_second: float | None
     acceptance_rate: float | None
     tokens_per_verify: float | None
+    mean_draft_length: float | None
     ngram_use: float | None
     ngram_acceptance: float | None
     coverage: float | None
+    lookup_use: float | None
     target: str
     precision: str
     draft: str
-    draft_length: int
     lossless: str
     verification: str
     seed: int
@@ -74,13 +82,19 @@ class Report:
     phases: dict[str, float]
     counts: dict[str, float] = field(default_factory=dict, repr=False)
     tokens: list[int] = field(default_factory=list, repr=False)
+    predictions: list[tuple[float, bool]] = field(default_factory=list, repr=False)
+
+    @property
+    def drafted(self) -> bool:
+        """Whether anything could be proposed."""
+        return self.draft != "off"
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON can hold it, figures rounded to what a measurement means."""
         return {
             k: round(v, 6) if isinstance(v, float) else v
             for k, v in asdict(self).items()
-            if k not in ("tokens", "counts")
+            if k not in ("tokens", "counts", "predictions")
         }
 
 

@@ -16,6 +16,7 @@ class Kind(StrEnum):
     DIRECT = "direct"
     MERGE = "merge"
     SPLIT = "split"
+    LOOKUP = "look-up"  # from text that was there before, without draft tokens
 
 
 class Mode(StrEnum):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft.adapters.layout import Layout
-from omnidraft.runtime.calibration import least_rows
+from omnidraft.runtime.calibration import Calibration, calibrate
 from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.options import Options
 from omnidraft.runtime.pair import Pair, load_pair
@@ -44,19 +44,23 @@ def bundle() -> Path:
 
 @dataclass
 class Loaded:
-    """A pair of the first target and its W₀, and engines on it that keep nothing."""
+    """A pair of the first target, what was measured of it here, and engines on it that keep nothing."""
 
     pair: Pair
-    w0: int | None
+    calibration: Calibration
 
-    def engine(self, draft: str = "auto", state: State = NOWHERE, **options: str) -> Engine:
-        return Engine(self.pair, Options(draft, **options), state, self.w0)
+    @property
+    def w0(self) -> int | None:
+        return self.calibration.w0
+
+    def engine(self, draft: str = "2", state: State = NOWHERE, **options: str) -> Engine:
+        return Engine(self.pair, Options(draft, **options), state, self.calibration)
 
 
 @pytest.fixture(scope="session")
 def loaded(bundle: Path) -> dict[str, Loaded]:
     pairs = {precision: load_pair(bundle, "smollm2", precision) for precision in PRECISIONS}
-    return {precision: Loaded(pair, least_rows(pair, NOWHERE)) for precision, pair in pairs.items()}
+    return {precision: Loaded(pair, calibrate(pair, NOWHERE)) for precision, pair in pairs.items()}
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from omnidraft.adapters import store as module
-from omnidraft.adapters.file import save_adapter
+from omnidraft.runtime.adapter_file import save_adapter
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnidraft.adapters.file import load_adapter, save_adapter
+from omnidraft.runtime.adapter_file import load_adapter, save_adapter
 from omnidraft.runtime.errors import OmniDraftError
 
 

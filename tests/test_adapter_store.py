@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnidraft.adapters.file import load_adapter, save_adapter
 from omnidraft.adapters.index import KEEP, Facts, Forecast, Version
 from omnidraft.adapters.layout import Layout
 from omnidraft.adapters.store import AdapterStore, stored
 from omnidraft.adapters.trainer import Snapshot
+from omnidraft.runtime.adapter_file import load_adapter, save_adapter
 from omnidraft.runtime.bundle import ModelInfo
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.state import LOCK, MARKER, State

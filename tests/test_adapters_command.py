@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnidraft.adapters.file import load_adapter, save_adapter
 from omnidraft.adapters.index import Facts, Forecast
 from omnidraft.adapters.layout import Layout
 from omnidraft.adapters.store import AdapterStore, open_store
 from omnidraft.adapters.trainer import Snapshot
+from omnidraft.runtime.adapter_file import load_adapter, save_adapter
 from omnidraft.runtime.bundle import open_bundle
 from omnidraft.runtime.state import State
 
@@ -37,13 +37,13 @@ def write_bundle(folder: Path, lora: dict[str, Any] | None) -> Path:
     """A manifest of a drafter and two targets, and empty files for all that it names."""
     graph = {"profile": "cpu", "precision": "int8", "model": "model.onnx", "parity": {}, "quantization": {}, "opset": 2}
     drafter = model("small", "a", model="model.onnx", precision="int8", trainable=lora is not None, lora=lora,
-                    parity={}, opset=21, training=None)  # fmt: skip
+                    parity={}, opset=21, training=None, head=None)  # fmt: skip
     targets = {
         name: model(f"big-{name}", weights, map="map.json", graphs=[graph])
         for name, weights in {"one": "b", "two": "c"}.items()
     }
     names = ("tokenizer.json", "map.json", "model.onnx")
-    manifest = {"schema": "omnidraft-bundle/1", "created": "today", "tools": {}, "drafter": drafter, "targets": targets,
+    manifest = {"schema": "omnidraft-bundle/2", "created": "today", "tools": {}, "drafter": drafter, "targets": targets,
                 "files": {name: {"sha256": "0" * 64, "size": 0} for name in names}}  # fmt: skip
     folder.mkdir()
     for name in names:

@@ -49,7 +49,7 @@ def test_run_json_has_every_promised_field(bundle: Path) -> None:
     report = json.loads(done.stdout)
     promised = (
         "text finish_reason prompt_tokens completion_tokens tokens_per_second acceptance_rate tokens_per_verify "
-        "ngram_use coverage providers phases seed"
+        "mean_draft_length lookup_use ngram_use coverage providers phases seed"
     )
     assert set(promised.split()) <= set(report)
     assert report["providers"] == {"target": "CPUExecutionProvider", "drafter": "CPUExecutionProvider"}
@@ -75,7 +75,7 @@ def test_verbose_says_what_ran_where_and_where_the_cache_is(bundle: Path, tmp_pa
 def test_show_needs_no_model(bundle: Path, tmp_path: Path) -> None:
     done = omnidraft("show", bundle)
     assert done.returncode == 0 and "smollm2" in done.stdout and "LoRA inputs" in done.stdout
-    assert json.loads(omnidraft("show", bundle, "--json").stdout)["schema"] == "omnidraft-bundle/1"
+    assert json.loads(omnidraft("show", bundle, "--json").stdout)["schema"] == "omnidraft-bundle/2"
     assert "files are as they were exported" in omnidraft("show", bundle, "--check").stdout
 
 
@@ -86,7 +86,7 @@ def test_bench_writes_rows(bundle: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["rows"]
     assert [row["row"] for row in rows] == [
-        "plain, 1 row", "plain, 2 rows", "direct map", "+ online cache", "+ static map", "static + online",
+        "plain, 1 row", "plain, 2 rows", "k = 1", "k = 2", "k = 4", "threshold", "cost",
     ]  # fmt: skip
     wanted = (
         "task row precision n tokens_per_second speedup acceptance_rate tokens_per_verify gain ngram_use coverage "
@@ -94,6 +94,14 @@ def test_bench_writes_rows(bundle: Path, tmp_path: Path) -> None:
     )
     assert all(set(wanted.split()) <= set(row) for row in rows)
     assert all(row["same_text"] == 1 for row in rows[1:])
+    assert rows[-1]["calibration"] is not None and rows[-1]["last_gain"] is None
+    few = ("--n", "1", "--max-new-tokens", "8", "--draft", "2,cost-no-look-up", "--map", "direct,full")
+    done = omnidraft("bench", bundle, "--prompts", file, *few)
+    assert done.returncode == 0, done.stderr
+    for name in ("k = 2, direct", "k = 2, static + cache", "cost, no look-up, direct"):
+        assert name in done.stdout
+    assert "choose from direct" in fails("bench", bundle, "--prompts", file, "--map", "none")
+    assert "--draft off" in fails("bench", bundle, "--prompts", file, "--draft", "2,off")
 
 
 def test_bad_input_is_one_clear_line(bundle: Path, tmp_path: Path) -> None:

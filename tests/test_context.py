@@ -86,7 +86,7 @@ def test_acceptance_is_not_below_teacher_forced_accuracy(loaded: dict[str, Loade
     """
     pair, right, accepted, proposed = loaded["int8"], 0, 0, 0
     assert pair.pair.drafter is not None and pair.pair.vocabulary is not None
-    engine = Engine(pair.pair, Options("1", mode=Mode.STATIC), NOWHERE, pair.w0)
+    engine = Engine(pair.pair, Options("1", mode=Mode.STATIC), NOWHERE, pair.calibration)
     translation, drafter = Translation(pair.pair.vocabulary, Mode.STATIC), pair.pair.drafter
     for prompt in [*prompts[:4], *prompts[10:24:2]]:
         chunks = list(engine.stream(prompt, Sampling(), 64))

@@ -119,9 +119,9 @@ def test_cache_grows_and_survives(loaded: dict[str, Loaded], prompts: list[str],
 def test_online_cache_learns_merges_from_cold(loaded: dict[str, Loaded]) -> None:
     """Without the static map, the second answer profits from what the first one showed."""
     pair = loaded["int8"]
-    engine = Engine(pair.pair, Options("4", mode=Mode.ONLINE), NOWHERE, pair.w0)
+    engine = Engine(pair.pair, Options("4", mode=Mode.ONLINE), NOWHERE, pair.calibration)
     first, second = (engine.generate(QUESTION, sampling=GREEDY, max_new_tokens=60) for _ in range(2))
-    direct = Engine(pair.pair, Options("4", mode=Mode.DIRECT), NOWHERE, pair.w0)
+    direct = Engine(pair.pair, Options("4", mode=Mode.DIRECT), NOWHERE, pair.calibration)
     only = direct.generate(QUESTION, sampling=GREEDY, max_new_tokens=60)
     assert first.tokens == second.tokens == only.tokens
     assert only.counts["merges"] == 0

@@ -219,10 +219,12 @@ def test_a_candidate_that_diverges_is_dropped(pair: Loaded, prompts: list[str], 
 
 def test_an_engine_that_cannot_learn_is_refused_in_one_line(pair: Loaded, tmp_path: Path) -> None:
     state = State(tmp_path, pytest.fail)
-    bare = Engine(replace(pair.pair, drafter=None, vocabulary=None), Options("off"), NOWHERE, pair.w0)
+    bare = Engine(replace(pair.pair, drafter=None, vocabulary=None), Options("off"), NOWHERE, pair.calibration)
     assert pair.pair.drafter is not None
     info = replace(pair.pair.drafter.info, lora=None, training=None)
-    frozen = Engine(replace(pair.pair, drafter=replace(pair.pair.drafter, info=info)), Options("2"), NOWHERE, pair.w0)
+    frozen = Engine(
+        replace(pair.pair, drafter=replace(pair.pair.drafter, info=info)), Options("2"), NOWHERE, pair.calibration
+    )
     for engine, why in ((bare, "needs a drafter"), (frozen, "has no LoRA inputs")):
         with pytest.raises(OmniDraftError, match=f"^[^\n]*{why}[^\n]*$"):
             Learner(engine, state, Settings(), print)

@@ -96,7 +96,7 @@ def test_a_random_drafter_changes_nothing(loaded: dict[str, Loaded], prompts: li
     random = replace(pair, drafter=replace(pair.drafter, decoder=Decoder(tmp_path / "model.onnx")))
     for prompt, sampling in zip(prompts[:4], (Sampling(), Sampling(0.7, seed=1)) * 2, strict=True):
         expected = loaded["int4"].engine("off").generate(prompt, sampling=sampling, max_new_tokens=LENGTH)
-        got = Engine(random, Options("4"), NOWHERE, loaded["int4"].w0).generate(
+        got = Engine(random, Options("4"), NOWHERE, loaded["int4"].calibration).generate(
             prompt, sampling=sampling, max_new_tokens=LENGTH
         )
         assert got.tokens == expected.tokens

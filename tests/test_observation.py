@@ -37,7 +37,7 @@ def observed(engine: Engine) -> Observation:
 def plain_logits(engine: Engine, prompt: str, tokens: list[int]) -> np.ndarray:
     """Logits [n, V] before each token of a response that is put behind its prompt, in passes of W₀ rows."""
     ids, _, _ = engine.encode(prompt, len(tokens))
-    decoder, least = engine.pair.target.decoder, engine.w0 or 1
+    decoder, least = engine.pair.target.decoder, engine.calibration.w0 or 1
     decoder.owner = None
     decoder.reserve(len(ids) + len(tokens) + least)
     decoder.rollback(0)

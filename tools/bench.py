@@ -14,16 +14,20 @@ from omnidraft.tools import options as o
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from omnidraft.runtime.calibration import Calibration
     from omnidraft.runtime.engine import Engine
     from omnidraft.runtime.options import Options
     from omnidraft.runtime.pair import Pair
+    from omnidraft.runtime.report import Report
     from omnidraft.tools.learned import Learned
+    from omnidraft.tools.measure import Row
 
+ALL = "all tasks"
 LEGEND = (
-    "speed-up: against plain decoding with 1-row passes, median over prompts. accept: acceptance rate; "
-    "/verify: tokens per verify; gain: how many more than the direct map, 95 % interval over prompts; "
-    "n-gram: n-gram use; learn: tokens/s while learning goes on all the time; equal: texts equal to plain decoding. "
-    "static + online is what omnidraft run uses; below 1.00, drafting costs more than it brings."
+    "speed-up: against plain decoding with 1-row passes, median over prompts, 95 % interval. accept: acceptance rate; "
+    "/verify: tokens per verify; k: proposals a round; gain (with --map): tokens per verify more than the first map, "
+    "95 % interval; last: how much quicker the last row is; "
+    "learn: tokens/s while learning goes on all the time; equal: texts equal to plain decoding."
 )
 
 
@@ -33,7 +37,10 @@ def bench(
     n: Annotated[int, typer.Option("--n", min=1, help="Prompts of each task.")] = 8,
     target: o.Target = None,
     precision: Annotated[str | None, typer.Option(help="One or more, by commas. [default: the target's first]")] = None,
-    draft: o.DraftLength = "auto",
+    draft: Annotated[
+        str, typer.Option(help="Rows, by commas: lengths, threshold[:G], cost, cost-no-look-up.")
+    ] = "1,2,4,threshold,cost",
+    maps: Annotated[str, typer.Option("--map", help="Each of them with: direct, online, static, full.")] = "full",
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,
     top_k: o.TopK = 0,
@@ -51,7 +58,7 @@ def bench(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
-    """Compare plain decoding, the paper's translation and ours, interleaved, on the same prompts.
+    """Compare plain decoding and drafting, interleaved, on the same prompts: draft lengths, and vocabulary maps.
 
     Every row starts each task without a cache and keeps nothing. Figures are medians over prompts of
     decoding alone; the time to the first token is apart.
@@ -60,19 +67,16 @@ def bench(
     from rich.progress import Progress
 
     from omnidraft.runtime.bundle import open_bundle
-    from omnidraft.runtime.calibration import least_rows
-    from omnidraft.runtime.errors import OmniDraftError
-    from omnidraft.runtime.options import Options
+    from omnidraft.runtime.calibration import calibrate
     from omnidraft.runtime.pair import load_pair
     from omnidraft.runtime.sampling import Sampling
     from omnidraft.runtime.state import State
+    from omnidraft.tools.contenders import choose, make_rows
     from omnidraft.tools.learned import with_learning
-    from omnidraft.tools.measure import measure, read_prompts
-    from omnidraft.tools.tables import tables
+    from omnidraft.tools.measure import measure, read_prompts, rows
+    from omnidraft.tools.tables import LENGTHS, MAPS, tables
 
-    options = Options(draft, lossless, verification)
-    if options.draft_length == 0:
-        raise OmniDraftError("bench compares drafting with plain decoding; --draft off leaves nothing to compare")
+    choices = choose(draft, maps, lossless, verification)
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     tasks = read_prompts(prompts, n)
     opened = open_bundle(bundle)
@@ -84,71 +88,74 @@ def bench(
         _write(json_file, {})  # minutes of work should not end at a folder that is not there
 
     lessons = [] if learn_from is None else [text for texts in read_prompts(learn_from).values() for text in texts]
-    console, rows, described = Console(), [], []
+    console = Console()
+    lines: list[Row] = []
+    described: list[dict[str, Any]] = []
     arguments = {"sampling": sampling, "max_new_tokens": max_new_tokens, "stop": stop or (), "raw": raw}
     for graph in graphs:
         pair = load_pair(bundle, name, graph.precision, threads)
-        w0 = least_rows(pair, State(None, o.warn))
-        if w0 is None:
+        calibration = calibrate(pair, State(None, o.warn), tell=o.tell)
+        if calibration.w0 is None:
             o.warn("no width gives equal rows on this device: texts may differ between rows")
-        described.append({"precision": graph.precision, "graph": pair.graph_sha256, "threads": pair.threads, "w0": w0})
+        described.append(_described(pair, calibration))
         with Progress(console=console, transient=True) as progress:
-            learned = _learn(pair, options, w0, lessons, arguments, progress) if lessons else {}
+            learned = _learn(pair, choices[0], calibration, lessons, arguments, progress) if lessons else {}
+            together: dict[str, list[Report]] = {}
             for task, texts in tasks.items():
-                engines = make_rows(pair, options, w0)
-                engines |= {row: _adapted(pair, options, w0, adapter) for row, adapter in learned.items()}
+                engines = make_rows(pair, choices, calibration)
+                engines |= {row: _adapted(pair, choices[0], calibration, adapter) for row, adapter in learned.items()}
                 bar = progress.add_task(task, total=len(texts) * len(engines))
-                measured = measure(engines, task, texts, arguments, lambda: progress.advance(bar))  # noqa: B023
-                rows += [with_learning(row, learned.get(row.row)) for row in measured]
-    for table in tables(rows, name, sampling):
+                reports = measure(engines, task, texts, arguments, lambda: progress.advance(bar))  # noqa: B023
+                lines += [with_learning(row, learned.get(row.row)) for row in rows(task, reports)]
+                for label, run in reports.items():
+                    together.setdefault(label, []).extend(run)
+            lines += rows(ALL, together) if len(tasks) > 1 else []
+    for table in tables(lines, name, sampling, MAPS if len({choice.mode for choice in choices}) > 1 else LENGTHS):
         console.print(table)
+    for row in lines:
+        if row.task == ALL and row.calibration is not None:
+            error, bias = row.calibration
+            console.print(f"{row.row}, {row.precision}: expected acceptance has ECE {error:.3f}, bias {bias:+.3f}")
     console.print(LEGEND)
-    for row in rows:
-        if row.same_text is not None and row.same_text < row.n:
+    for row in lines:
+        if row.task != ALL and row.same_text is not None and row.same_text < row.n:
             o.warn(f"{row.task}, {row.row}, {row.precision}: text equal to plain for {row.same_text} of {row.n} only")
     if json_file is not None:
-        how = {"target": name, "draft": draft, "lossless": lossless, "verification": verification, "raw": raw}
+        how: dict[str, Any] = {"target": name, "draft": draft, "map": maps, "lossless": lossless, "raw": raw}
+        how |= {"verification": verification}
         how |= {"max_new_tokens": max_new_tokens, "stop": stop or [], "sampling": vars(sampling), "graphs": described}
-        _write(json_file, {"machine": _machine(), "options": how, "rows": [row.as_dict() for row in rows]})
-
-
-def make_rows(pair: Pair, options: Options, w0: int | None) -> dict[str, Engine]:
-    """One engine per row of the bench, without a cache, all on the same loaded pair."""
-    from dataclasses import replace
-
-    from omnidraft.runtime.engine import Engine
-    from omnidraft.runtime.options import Options
-    from omnidraft.runtime.state import State
-    from omnidraft.runtime.translation import Mode
-
-    rows = {
-        "plain, 1 row": Options("off", "near"),
-        f"plain, {w0 or 1} rows": Options("off"),
-        "direct map": replace(options, mode=Mode.DIRECT),
-        "+ online cache": replace(options, mode=Mode.ONLINE),
-        "+ static map": replace(options, mode=Mode.STATIC),
-        "static + online": replace(options, mode=Mode.FULL),
-    }
-    return {row: Engine(pair, chosen, State(None, o.warn), w0) for row, chosen in rows.items()}
+        _write(json_file, {"machine": _machine(), "options": how, "rows": [row.as_dict() for row in lines]})
 
 
 def _learn(
-    pair: Pair, options: Options, w0: int | None, prompts: list[str], arguments: dict[str, Any], progress: Progress
+    pair: Pair,
+    options: Options,
+    calibration: Calibration,
+    prompts: list[str],
+    arguments: dict[str, Any],
+    progress: Progress,
 ) -> dict[str, Learned]:
     from omnidraft.tools.learned import learn, variants
 
     bar = progress.add_task("learning", total=len(prompts) + len(variants()))
-    return learn(_adapted(pair, options, w0, None), prompts, arguments, lambda: progress.advance(bar))
+    return learn(_adapted(pair, options, calibration, None), prompts, arguments, lambda: progress.advance(bar))
 
 
-def _adapted(pair: Pair, options: Options, w0: int | None, learned: Learned | None) -> Engine:
+def _adapted(pair: Pair, options: Options, calibration: Calibration, learned: Learned | None) -> Engine:
     from omnidraft.runtime.engine import Engine
     from omnidraft.runtime.state import State
 
-    engine = Engine(pair, options, State(None, o.warn), w0)
+    engine = Engine(pair, options, State(None, o.warn), calibration)
     if learned is not None:
         engine.use_adapter(learned.parameters)
     return engine
+
+
+def _described(pair: Pair, calibration: Calibration) -> dict[str, Any]:
+    found: dict[str, Any] = {"precision": pair.precision, "graph": pair.graph_sha256, "threads": pair.threads}
+    for name, times in (("target", calibration.target), ("drafter", calibration.drafter)):
+        found[f"{name}_passes"] = None if times is None else times.as_dict()
+    return {**found, "w0": calibration.w0}
 
 
 def _machine() -> dict[str, str]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from omnidraft.adapters.head import calibration
 from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.errors import OmniDraftError
-from omnidraft.runtime.report import Report, rate
+from omnidraft.runtime.report import Report
 
 RESAMPLES = 2000
 
@@ -23,9 +24,12 @@ RESAMPLES = 2000
 class Row:
     """One line of the bench. Speeds and times are medians over prompts; rates are weighted by their counts.
 
-    `speedup`: median over prompts of tokens per second against the first row on the same prompt.
+    `speedup`: median over prompts of tokens per second against the first row on the same prompt, and
+    `speedup_interval` its 95 % confidence. `last_gain`: (low, middle, high) of how much quicker the last row is than
+    this one, as a mean ratio over prompts. `speeds`: tokens per second of each prompt.
     `gain`: (low, middle, high) of tokens per verify less those of the first drafting row, with 95 % confidence;
     `acceptance_gain`: the same of the acceptance rate.
+    `calibration`: (expected calibration error, bias) of the expected acceptances, where the draft length used them.
     `with_learning`: tokens per second while learning goes on all the time, for rows that have learned.
     `same_text`: prompts whose tokens equal plain decoding's at W₀ rows; None where that is not promised.
     `peak_rss`: largest resident memory of the whole process so far, bytes. Times are seconds.
@@ -47,6 +51,12 @@ class Row:
     same_text: int | None
     peak_rss: int
     phases: dict[str, float]
+    mean_draft_length: float | None = None
+    lookup_use: float | None = None
+    speedup_interval: tuple[float, float] | None = None
+    last_gain: tuple[float, float, float] | None = None
+    calibration: tuple[float, float] | None = None
+    speeds: list[float | None] = field(default_factory=list)
     acceptance_gain: tuple[float, float, float] | None = None
     with_learning: float | None = None
 
@@ -86,11 +96,10 @@ def measure(
     prompts: Sequence[str],
     arguments: dict[str, Any],
     advance: Callable[[], None],
-) -> list[Row]:
+) -> dict[str, list[Report]]:
     """Run every prompt through every engine, which one first changing from prompt to prompt.
 
-    `arguments` are those of `Engine.stream`. The first engine is what speed-ups are against; the
-    first exact one is what texts are against. A first, short run of each engine is not counted.
+    `arguments` are those of `Engine.stream`. A first, short run of each engine is not counted.
     Raises OmniDraftError before anything is run if a prompt does not fit.
     """
     for i, prompt in enumerate(prompts, 1):
@@ -107,10 +116,19 @@ def measure(
         for name in order[turn:] + order[:turn]:
             reports[name].append(engines[name].generate(prompt, **arguments))
             advance()
-    baseline = reports[order[0]]
-    exact = next((reports[name] for name in order if reports[name][0].lossless == "exact"), None)
-    first = next((reports[name] for name in order if reports[name][0].draft_length), None)
-    return [_row(task, name, reports[name], baseline, exact, first) for name in order]
+    return reports
+
+
+def rows(task: str, reports: Mapping[str, list[Report]]) -> list[Row]:
+    """A line for each engine's reports on the same prompts.
+
+    The first engine is what speed-ups are against; the first exact one is what texts are against; the first that
+    drafts is what gains are against.
+    """
+    runs = list(reports.values())
+    exact = next((run for run in runs if run[0].lossless == "exact"), None)
+    first = next((run for run in runs if run[0].drafted), None)
+    return [_row(task, name, run, runs, exact, first) for name, run in reports.items()]
 
 
 def gain(
@@ -133,10 +151,11 @@ def gain(
 
 
 def _row(
-    task: str, name: str, mine: list[Report], baseline: list[Report], exact: list[Report] | None,
+    task: str, name: str, mine: list[Report], runs: list[list[Report]], exact: list[Report] | None,
     first: list[Report] | None,
 ) -> Row:  # fmt: skip
-    compared = first if first is not mine and mine[0].draft_length else None
+    compared = first if first is not mine and mine[0].drafted else None
+    faster = _ratios(mine, runs[0])
     promised = exact is not None and mine[0].lossless == "exact" and mine[0].verification == "coupled"
     return Row(
         task=task,
@@ -144,11 +163,15 @@ def _row(
         precision=mine[0].precision,
         n=len(mine),
         tokens_per_second=_median(r.tokens_per_second for r in mine),
-        speedup=_median(
-            rate(r.tokens_per_second or 0, b.tokens_per_second or 0) for r, b in zip(mine, baseline, strict=True)
-        ),
+        speedup=_median(faster),
+        speedup_interval=_interval(faster, np.median),
+        last_gain=None if mine is runs[-1] else _with_middle(_ratios(runs[-1], mine)),
+        speeds=[r.tokens_per_second for r in mine],
+        mean_draft_length=_weighted(mine, "proposed", "rounds") if mine[0].drafted else None,
+        lookup_use=_weighted(mine, "lookups", "proposed"),
+        calibration=_calibration(mine),
         acceptance_rate=_weighted(mine, "accepted", "proposed"),
-        tokens_per_verify=_weighted(mine, "emitted", "passes") if mine[0].draft_length else None,
+        tokens_per_verify=_weighted(mine, "emitted", "passes") if mine[0].drafted else None,
         gain=None if compared is None else gain(mine, compared),
         ngram_use=_weighted(mine, "merges", "proposed"),
         coverage=_weighted(mine, "translated", "drawn"),
@@ -159,6 +182,34 @@ def _row(
         acceptance_gain=None if compared is None else gain(mine, compared, "accepted", "proposed"),
         phases={phase: sum(r.phases[phase] for r in mine) for phase in mine[0].phases},
     )
+
+
+def _ratios(mine: Sequence[Report], other: Sequence[Report]) -> list[float]:
+    pairs = [(r.tokens_per_second, o.tokens_per_second) for r, o in zip(mine, other, strict=True)]
+    return [r / o for r, o in pairs if r is not None and o is not None]
+
+
+def _interval(figures: Sequence[float], middle: Callable[..., Any]) -> tuple[float, float] | None:
+    """95 % confidence of `middle` over prompts, by bootstrap; None for fewer than two."""
+    if len(figures) < 2:
+        return None
+    drawn = np.random.default_rng(0).integers(0, len(figures), (RESAMPLES, len(figures)))
+    low, high = np.quantile(middle(np.array(figures)[drawn], axis=1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _with_middle(figures: Sequence[float]) -> tuple[float, float, float] | None:
+    found = _interval(figures, np.mean)
+    return None if found is None else (found[0], float(np.mean(figures)), found[1])
+
+
+def _calibration(reports: Sequence[Report]) -> tuple[float, float] | None:
+    pairs = [pair for report in reports for pair in report.predictions]
+    if not pairs:
+        return None
+    predicted, observed = np.array(pairs, float).T
+    found = calibration(predicted, observed)
+    return found.error, found.bias
 
 
 def _median(figures: Iterable[float | None]) -> float | None:

@@ -11,7 +11,9 @@ import typer
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder made by omnidraft export.")]
 Target = Annotated[str | None, typer.Option(help="Which target of the bundle. [default: the first]")]
 Precision = Annotated[str | None, typer.Option(help="fp32, int8 or int4. [default: the target's first]")]
-DraftLength = Annotated[str, typer.Option("--draft", help="auto, off, or a draft length from 1 to 16.")]
+Draft = Annotated[
+    str, typer.Option(help="cost: as much as pays. threshold[:G]: the paper's rule. 1 to 16: a fixed length. off.")
+]
 Lossless = Annotated[
     str, typer.Option(help="exact: text equals plain decoding bit for bit. near: one-row passes allowed.")
 ]
@@ -33,6 +35,12 @@ StateFolder = Annotated[
     Path | None, typer.Option("--state", help="Folder for what is learned. [default: the platform's state folder]")
 ]
 NoState = Annotated[bool, typer.Option("--no-state", help="Read and write no state.")]
+
+
+def tell(line: str) -> None:
+    """One line for somebody who waits at a terminal; a log has no use for it."""
+    if sys.stderr.isatty():
+        warn(line)
 
 
 def warn(line: str) -> None:

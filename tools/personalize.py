@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,7 +45,7 @@ def personalize(
     interval: Annotated[int, typer.Option(min=1, help="Responses between two rounds of learning.")] = 8,
     budget: Annotated[float, typer.Option(help="Seconds of learning for each second of decoding.")] = 1.0,
     cache: Annotated[str, typer.Option(help="on, or off: without the n-gram cache, to see what it adds.")] = "on",
-    draft: o.DraftLength = "4",
+    draft: o.Draft = "4",
     temperature: o.Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 128,
@@ -74,15 +75,17 @@ def personalize(
     if cache not in ("on", "off"):
         raise OmniDraftError(f"--cache {cache}: choose on or off")
     options = Options(draft, mode=Mode.FULL if cache == "on" else Mode.STATIC)
-    if options.draft_length == 0:
-        raise OmniDraftError("--draft off leaves nothing to learn for; give a draft length")
+    if not options.drafts:
+        raise OmniDraftError("--draft off leaves nothing to learn for; give --draft cost or a length")
     tasks = read_prompts(prompts)
     kept = State(state or default_state_folder(), o.warn)
-    engine = Engine.open(bundle, target, precision, options, kept, threads, o.warn)
+    engine = Engine.open(bundle, target, precision, options, kept, threads, o.warn, o.tell)
     arguments: dict[str, Any] = {"sampling": sampling, "max_new_tokens": max_new_tokens}
     learning = [(task, text) for task, texts in tasks.items() for i, text in enumerate(texts) if not _held_out(i)]
     with closing(Learner(engine, kept, settings, o.warn)) as learner:
-        session = _learn(learner, learning, prompts, arguments, minutes, rounds)
+        outcomes: list[tuple[float, bool]] = []
+        session = _learn(learner, learning, prompts, arguments, minutes, rounds, outcomes)
+        expectations = _expectations(outcomes)
         held = {task: [text for i, text in enumerate(texts) if _held_out(i)] for task, texts in tasks.items()}
         held = {task: _fitting(engine, task, texts, max_new_tokens)[:test] for task, texts in held.items()}
         rows = _compare(learner, held, {**arguments, "stop": (), "raw": False}) if test else []
@@ -93,7 +96,8 @@ def personalize(
         draw_sessions({name: [session]}, f"{prompts.name} on {name}", plot)
         print(f"{plot}: the session as a picture")
     if json_file is not None:
-        described = {"session": vars(session), "settings": vars(settings), "rows": [row.as_dict() for row in rows]}
+        described: dict[str, Any] = {"session": vars(session), "settings": vars(settings)}
+        described |= {"rows": [row.as_dict() for row in rows], "expectations": expectations}
         json_file.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 
@@ -134,6 +138,7 @@ def _learn(
     arguments: dict[str, Any],
     minutes: float | None,
     rounds: int | None,
+    outcomes: list[tuple[float, bool]],
 ) -> Session:
     from omnidraft.runtime.bundle import sha256
     from omnidraft.tools.log import Bar
@@ -153,7 +158,7 @@ def _learn(
         log.advance(session.done, "prompts")
         try:
             for task, text in learning[session.done :]:
-                done = _answer(learner, session, task, text, arguments, log)
+                done = _answer(learner, session, task, text, arguments, log, outcomes)
                 file.save(session)
                 learned += done is not None
                 if (end is not None and monotonic() > end) or (rounds is not None and learned >= rounds):
@@ -165,8 +170,9 @@ def _learn(
 
 
 def _answer(
-    learner: Learner, session: Session, task: str, text: str, arguments: dict[str, Any], log: Log
-) -> Round | None:
+    learner: Learner, session: Session, task: str, text: str, arguments: dict[str, Any], log: Log,
+    outcomes: list[tuple[float, bool]],
+) -> Round | None:  # fmt: skip
     """One more prompt, and what was learned after it; one that does not fit is left out with a line."""
     from omnidraft.runtime.errors import OmniDraftError
 
@@ -176,6 +182,7 @@ def _answer(
         log.note(f"prompt {session.done + 1} left out: {error}")
         session.done += 1
         return None
+    outcomes += report.predictions
     done = learner.after_response()
     session.add(task, report, done)
     if done is not None:
@@ -202,6 +209,21 @@ def _told(session: Session, done: Round, learner: Learner) -> str:
     return f"{line}; {done.note}" if done.note else line
 
 
+def _expectations(outcomes: Sequence[tuple[float, bool]]) -> dict[str, Any]:
+    """How far expected acceptances were from what happened, in thirds of this sitting: curves for `reliability.py`."""
+    import numpy as np
+
+    from omnidraft.adapters.head import calibration
+
+    found = {}
+    for name, part in zip(("first third", "second third", "last third"), np.array_split(outcomes, 3), strict=True):
+        if len(part):
+            curve = calibration(part[:, 0].astype(float), part[:, 1].astype(float))
+            print(f"expected acceptance, {name}: ECE {curve.error:.3f}, bias {curve.bias:+.3f}")
+            found[name] = asdict(curve)
+    return found
+
+
 def _compare(learner: Learner, held: dict[str, list[str]], arguments: dict[str, Any]) -> list[Row]:
     """Plain decoding, the drafter as shipped and the learned one on held-out prompts, interleaved."""
     from rich.console import Console
@@ -211,24 +233,25 @@ def _compare(learner: Learner, held: dict[str, list[str]], arguments: dict[str, 
     from omnidraft.runtime.options import Options
     from omnidraft.runtime.state import State
     from omnidraft.tools.measure import measure
-    from omnidraft.tools.tables import tables
+    from omnidraft.tools.measure import rows as summed_up
+    from omnidraft.tools.tables import MAPS, tables
 
     pair, options = learner.engine.pair, learner.engine.options
     nowhere = State(None, o.warn)
     engines = {
-        "plain, 1 row": Engine(pair, Options("off", "near"), nowhere),
-        "as shipped": Engine(pair, options, nowhere, learner.engine.w0),
-        "learned": Engine(pair, options, nowhere, learner.engine.w0),
+        "plain, 1 row": Engine(pair, Options("off", "near"), nowhere, learner.engine.calibration),
+        "as shipped": Engine(pair, options, nowhere, learner.engine.calibration),
+        "learned": Engine(pair, options, nowhere, learner.engine.calibration),
     }
-    engines["learned"].use_adapter(learner.parameters)
+    engines["learned"].use_adapter(learner.parameters, learner.head)
     rows: list[Row] = []
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as bar:
         count = bar.add_task("comparing on held-out prompts", total=sum(map(len, held.values())) * len(engines))
         for task, texts in held.items():
             if texts:
-                rows += measure(engines, task, texts, arguments, lambda: bar.advance(count))
-    for table in tables(rows, learner.engine.pair.name, arguments["sampling"]):
+                rows += summed_up(task, measure(engines, task, texts, arguments, lambda: bar.advance(count)))
+    for table in tables(rows, learner.engine.pair.name, arguments["sampling"], MAPS):
         Console().print(table)
     for row in rows:
         if row.row == "learned" and row.acceptance_gain is not None and row.acceptance_rate is not None:

@@ -31,7 +31,7 @@ def run(
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads standard input.")],
     target: o.Target = None,
     precision: o.Precision = None,
-    draft: o.DraftLength = "auto",
+    draft: o.Draft = "cost",
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,
     top_k: o.TopK = 0,
@@ -67,7 +67,7 @@ def run(
     options = Options(draft, lossless, verification)
     folder = None if no_state else state or default_state_folder()
     kept = State(folder, o.warn)
-    engine = Engine.open(bundle, target, precision, options, kept, threads, o.warn)
+    engine = Engine.open(bundle, target, precision, options, kept, threads, o.warn, o.tell)
     learner = _adapter(engine, kept, learn, trainer)
     if engine.pair.target.prompts.template is None and not raw:
         o.warn(f"target {engine.pair.name!r} has no chat template: the prompt is continued as text")
@@ -119,7 +119,7 @@ def _adapter(engine: Engine, state: State, learn: str, trainer: str) -> Learner 
         layout = Layout(drafter.info.lora["projections"])
         _, snapshot = AdapterStore(state, drafter.info, engine.pair.target.info, layout).current()
         if snapshot is not None:
-            engine.use_adapter(layout.parameters(snapshot.lora))
+            engine.use_adapter(layout.parameters(snapshot.lora), snapshot.head)
     return None
 
 
@@ -148,15 +148,24 @@ def summary(report: Report, sampled: bool) -> str:
         parts.append(f"{report.tokens_per_second:.1f} tokens/s")
     if report.acceptance_rate is not None:
         parts.append(f"acceptance rate {report.acceptance_rate:.2f}")
-    if report.tokens_per_verify is not None and report.draft_length:
+    if report.tokens_per_verify is not None and report.drafted:
         parts.append(f"{report.tokens_per_verify:.2f} tokens per verify")
-    parts.append(f"draft {report.draft}" if report.draft == "off" else f"draft k = {report.draft_length}")
+    parts.append(drafting(report))
     parts.append(PROMISES[report.lossless])
     if sampled:
         parts.append(f"seed {report.seed}")
     if report.finish_reason == "length":
         parts.append("cut at --max-new-tokens")
     return " · ".join(parts)
+
+
+def drafting(report: Report) -> str:
+    """How draft lengths were decided, and what they came to."""
+    if report.draft.isdecimal():
+        return f"draft k = {report.draft}"
+    if report.mean_draft_length is None:
+        return f"draft {report.draft}"
+    return f"draft {report.draft}, k = {report.mean_draft_length:.1f} on average"
 
 
 def details(report: Report) -> list[str]:
@@ -177,5 +186,6 @@ def details(report: Report) -> list[str]:
         lines.append(
             f"coverage {report.coverage:.2f}, n-gram use {report.ngram_use:.2f}"
             + (f", n-gram acceptance {report.ngram_acceptance:.2f}" if report.ngram_acceptance is not None else "")
+            + (f", looked up {report.lookup_use:.2f}" if report.lookup_use else "")
         )
     return lines
