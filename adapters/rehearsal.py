@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from omnidraft.adapters.head import train
 from omnidraft.adapters.samples import Sample
 from omnidraft.runtime import drafting
+from omnidraft.runtime.acceptance import neutral
 from omnidraft.runtime.context import DraftContext
 from omnidraft.runtime.drafting import Law, Proposal
 from omnidraft.runtime.features import FEATURES, describe
@@ -25,7 +26,10 @@ from omnidraft.runtime.sampling import Sampling
 from omnidraft.runtime.translation import Translation
 
 REHEARSED = 32  # responses that a head learns from when the drafter's adapter has changed
-EPOCHS, RATE = 2, 3e-4  # for some two thousand proposals; more would learn them by heart
+TEMPERATURES = (0.0, 0.7, 1.0)
+FEATURES_FIRST = 6, 3e-3  # epochs and rate for a new head, whose hidden states come in last
+HIDDEN_LAST = 2, 1e-4
+AGAIN = 4, 1e-4  # for some two thousand proposals; more would learn them by heart
 
 
 @dataclass(frozen=True)
@@ -81,13 +85,27 @@ class Rehearsal:
 def relearn(pair: Pair, head: Mapping[str, NDArray[np.float32]], samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
     """The acceptance head after one rehearsal of the newest responses, with the adapter that the draft decoder has.
 
-    Every other one is rehearsed greedily, the others at a temperature of 0.7.
+    Temperatures take turns.
     """
-    rehearsal = Rehearsal(pair)
-    seen = Rehearsed.of(rehearsal.run(sample, (0.0, 0.7)[i % 2], i) for i, sample in enumerate(samples[-REHEARSED:]))
+    rehearsal, newest = Rehearsal(pair), samples[-REHEARSED:]
+    seen = Rehearsed.of(
+        rehearsal.run(sample, TEMPERATURES[i % len(TEMPERATURES)], i) for i, sample in enumerate(newest)
+    )
     if not len(seen.labels):
         return dict(head)
-    return train(head, seen.hidden, seen.features, seen.labels, EPOCHS, RATE)
+    return train(head, seen.hidden, seen.features, seen.labels, *AGAIN)
+
+
+def teach(seen: Rehearsed) -> dict[str, NDArray[Any]]:
+    """A head from the beginning: from the features alone, and then a little from the hidden states too.
+
+    Learned together from the first, some tens of thousands of proposals are known by heart: on held-out answers a
+    cross entropy of .52 in place of .50.
+    """
+    width = seen.hidden.shape[1]
+    head = train(neutral(width), np.zeros_like(seen.hidden), seen.features, seen.labels, *FEATURES_FIRST)
+    head["acceptance.w1"][:width] = 0
+    return train(head, seen.hidden, seen.features, seen.labels, *HIDDEN_LAST)
 
 
 class _Pace:

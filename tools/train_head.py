@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from omnidraft.adapters.samples import Sample
     from omnidraft.runtime.pair import Pair
 
-TEMPERATURES = (0.0, 0.7, 1.0)
 HELD_OUT = 5  # one prompt of so many is not learned from
-EPOCHS = 12
 
 
 def train_head(
@@ -39,8 +37,7 @@ def train_head(
 
     One prompt in five is held out, and says how far predictions are from what is accepted.
     """
-    from omnidraft.adapters.head import train
-    from omnidraft.adapters.rehearsal import Rehearsed
+    from omnidraft.adapters.rehearsal import Rehearsed, teach
     from omnidraft.runtime.acceptance import HEAD_FILE, neutral
     from omnidraft.runtime.adapter_file import save_adapter
     from omnidraft.runtime.errors import OmniDraftError
@@ -61,7 +58,7 @@ def train_head(
         part for parts in rehearsed.values() for i, part in enumerate(parts) if i % HELD_OUT
     )  # fmt: skip
     start = neutral(pair.head.hidden_size)
-    head = train(start, learned.hidden, learned.features, learned.labels, EPOCHS)
+    head = teach(learned)
     save_adapter(out / HEAD_FILE, head)
     print(f"{len(learned.labels)} proposals learned; on held-out answers, by temperature:")
     for temperature, part in held.items():
@@ -100,7 +97,7 @@ def _answers(pair: Pair, prompts: Sequence[str], max_new_tokens: int) -> list[li
 
 
 def _rehearse(pair: Pair, answers: Sequence[list[Sample]]) -> dict[float, list[Rehearsed]]:
-    from omnidraft.adapters.rehearsal import Rehearsal, Rehearsed
+    from omnidraft.adapters.rehearsal import TEMPERATURES, Rehearsal, Rehearsed
 
     rehearsal = Rehearsal(pair)
     return {
