@@ -20,6 +20,7 @@ from omnidraft.runtime.proposer import Proposer
 from omnidraft.runtime.report import Tally
 from omnidraft.runtime.sampling import Sampling, draw
 from omnidraft.runtime.stop import StopMachine
+from omnidraft.runtime.translation import Kind
 from omnidraft.runtime.verification import Verdict, verify
 
 
@@ -63,7 +64,7 @@ class Generation:
         self.text = ""
         self.first_token_at: float | None = None  # seconds on the clock
         self.last_token_at = 0.0
-        self.predictions: list[tuple[float, bool]] = []  # expected acceptance and outcome of what was decided
+        self.predictions: list[tuple[float, bool]] = []  # expected acceptance and outcome, as drafted
         self._overheads: list[float] = []
         target.owner = self
         target.rollback(0)
@@ -155,7 +156,7 @@ class Generation:
         accepted = min(verdict.accepted, len(chunks))
         self.tally.add(draft, accepted)
         for i, proposal in enumerate(draft.proposals[: len(emitted)]):
-            if proposal.expected is not None:
+            if proposal.expected is not None and proposal.kind is not Kind.LOOKUP:
                 self.predictions.append((proposal.expected, i < accepted))
         if self._observation is not None:
             self.clock.enter("learn")

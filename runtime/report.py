@@ -53,7 +53,7 @@ class Report:
     `overhead_ms`: median milliseconds of a round that neither model was running.
     `mean_draft_length`: proposals of a round; `lookup_use`: share of them that was looked up, not drafted.
     `counts`: what the rates were made of, for sums over responses; `tokens`: the emitted ids; `predictions`: expected
-    acceptance and outcome of each proposal that the target decided, where the draft length depends on them.
+    acceptance and outcome of each drafted proposal that the target decided.
     """
 
     text: str

@@ -15,6 +15,7 @@ from omnidraft.adapters.index import KEEP, Facts, Forecast, Version
 from omnidraft.adapters.layout import Layout
 from omnidraft.adapters.store import AdapterStore, stored
 from omnidraft.adapters.trainer import Snapshot
+from omnidraft.runtime.acceptance import neutral
 from omnidraft.runtime.adapter_file import load_adapter, save_adapter
 from omnidraft.runtime.bundle import ModelInfo
 from omnidraft.runtime.errors import OmniDraftError
@@ -72,6 +73,26 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def lines() -> list[str]:
     return []
+
+
+def test_the_acceptance_head_goes_with_its_adapter(folder: Path, tmp_path: Path, lines: list[str]) -> None:
+    """It is kept, read, exported and imported with the LoRA weights; a head that is none is one clear line."""
+    head = neutral(8)
+    store = open_store(folder)
+    assert store.add(replace(snapshot(1), head=head), FACTS) is not None
+    found = open_store(folder).current()[1]
+    assert found is not None and found.head is not None and set(found.head) == set(head)
+    assert all(np.array_equal(found.head[name], head[name]) for name in head)
+    assert set(store.parameters(1) or {}) == set(LAYOUT.names())
+    assert store.export(1, tmp_path / "out.onnx_adapter")
+    again = open_store(tmp_path / "other").import_(tmp_path / "out.onnx_adapter")
+    assert again is not None
+    imported = open_store(tmp_path / "other").current()[1]
+    assert imported is not None and imported.head is not None
+    head["acceptance.w2"] = head["acceptance.w2"][:3]
+    save_adapter(tmp_path / "bad.onnx_adapter", {**LAYOUT.parameters(snapshot(1).lora), **head})
+    with pytest.raises(OmniDraftError, match=r"^[^\n]*bad.onnx_adapter: not an adapter of this drafter[^\n]*w2[^\n]*$"):
+        open_store(tmp_path / "other").import_(tmp_path / "bad.onnx_adapter")
 
 
 def test_what_is_added_is_current_and_exact(folder: Path) -> None:

@@ -21,6 +21,8 @@ from safetensors.numpy import load_file, save_file
 from omnidraft.export import cache, drafter, gguf_source, parity, sources, target
 from omnidraft.export.pipeline import Order, export
 from omnidraft.runtime import bundle
+from omnidraft.runtime.acceptance import HEAD_FILE, AcceptanceHead, neutral
+from omnidraft.runtime.adapter_file import load_adapter, save_adapter
 from omnidraft.runtime.bundle import open_bundle
 from omnidraft.runtime.decoder import Decoder
 from omnidraft.runtime.errors import OmniDraftError
@@ -28,7 +30,7 @@ from omnidraft.runtime.errors import OmniDraftError
 # A random model's logits are close together: its top-1 says little about a quantized graph.
 RANDOM = parity.Threshold(0.3, np.inf)
 
-BEFORE = '{"schema": "omnidraft-bundle/1", "files": {}}'
+BEFORE = '{"schema": "omnidraft-bundle/2", "files": {}}'
 
 
 class Log:
@@ -71,6 +73,28 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _settings(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "cache_root", lambda: shared_cache)
     monkeypatch.setattr(parity, "THRESHOLDS", {**parity.THRESHOLDS, "int8": RANDOM, "int4": RANDOM})
+
+
+def test_a_trained_head_goes_into_the_bundle(models: Path, order: Order, tmp_path: Path) -> None:
+    """Without one there is a neutral head and a note; one of another drafter is one clear line."""
+    source = shutil.copytree(models / "llama", tmp_path / "drafter")
+    log = Log()
+    export(replace(order, drafter=str(source)), log)
+    assert any("untrained" in note for note in log.notes)
+    hidden = json.loads((source / "config.json").read_text())["hidden_size"]
+    head = {name: value + 1 for name, value in neutral(hidden).items()}
+    save_adapter(source / HEAD_FILE, head)
+    log = Log()
+    export(replace(order, drafter=str(source)), log)
+    assert not any("untrained" in note for note in log.notes)
+    made = open_bundle(order.out)
+    assert made.drafter.head is not None
+    found = load_adapter(order.out / made.drafter.head["weights"])
+    assert all(np.array_equal(found[name], head[name]) for name in head)
+    assert AcceptanceHead(order.out / made.drafter.head["graph"]).hidden_size == hidden
+    save_adapter(source / HEAD_FILE, neutral(hidden + 1))
+    with pytest.raises(OmniDraftError, match=f"^[^\n]*{HEAD_FILE}[^\n]*$"):
+        export(replace(order, drafter=str(source)), Log())
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ def test_text_with_learning_is_text_without(
     with learning(loaded[precision], tmp_path / "on", **faster) as learner:
         done = answer(learner, asked, sampling)
         assert learner.version > 0, "nothing was learned that is used"
+        assert learner.head is not None and learner.engine._head is learner.head, "its head learned with it"
     assert [report.tokens for report, _ in done] == expected
     assert [report.counts for report, _ in done] != [report.counts for report in without], "no proposal changes"
     assert sum(learned is not None for _, learned in done) >= 4

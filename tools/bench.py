@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 ALL = "all tasks"
 LEGEND = (
-    "speed-up: against plain decoding with 1-row passes, median over prompts, 95 % interval. accept: acceptance rate; "
+    "speed-up: against plain decoding with 1-row passes, median over prompts. accept: acceptance rate; "
     "/verify: tokens per verify; k: proposals a round; gain (with --map): tokens per verify more than the first map, "
-    "95 % interval; last: how much quicker the last row is; "
+    "95 % interval; last: how much quicker the last row is, 95 % interval; "
     "learn: tokens/s while learning goes on all the time; equal: texts equal to plain decoding."
 )
 

@@ -45,7 +45,6 @@ def _short(figure: float) -> str:
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "tok/s": lambda row: _figure(row.tokens_per_second, 1),
     "speed-up": lambda row: _figure(row.speedup, 2),
-    "95 %": lambda row: _range(row.speedup_interval),
     "accept": lambda row: _figure(row.acceptance_rate, 2),
     "/verify": lambda row: _figure(row.tokens_per_verify, 2),
     "k": lambda row: _figure(row.mean_draft_length, 1),
@@ -55,5 +54,5 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "learn": lambda row: _figure(row.with_learning, 1),
     "equal": lambda row: "-" if row.same_text is None else f"{row.same_text}/{row.n}",
 }
-LENGTHS = ("tok/s", "speed-up", "95 %", "accept", "/verify", "k", "last", "equal")
+LENGTHS = ("tok/s", "speed-up", "accept", "/verify", "k", "last", "equal")
 MAPS = ("tok/s", "speed-up", "accept", "/verify", "gain", "n-gram", "equal")
