@@ -59,6 +59,11 @@ class Decoder:
         self.capacity = 0
         self.reserve(GROW)
 
+    @property
+    def kv(self) -> dict[str, tuple[int, ...]]:
+        """(heads, head size) of each past key and value, by its input's name."""
+        return dict(self._past)
+
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` rows of past. A larger buffer starts empty; a smaller wish is no work."""
         if capacity <= self.capacity:

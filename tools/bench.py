@@ -56,6 +56,7 @@ def bench(
     learn_from: Annotated[
         Path | None, typer.Option(help="JSONL of other prompts to learn from first; adds a row for each loss and rank.")
     ] = None,
+    against: Annotated[str | None, typer.Option(help="genai: onnxruntime-genai's own plain decoding too.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Compare plain decoding and drafting, interleaved, on the same prompts: draft lengths, and vocabulary maps.
@@ -72,6 +73,7 @@ def bench(
     from omnidraft.runtime.sampling import Sampling
     from omnidraft.runtime.state import State
     from omnidraft.tools.contenders import choose, make_rows
+    from omnidraft.tools.genai import NAME, Genai
     from omnidraft.tools.learned import with_learning
     from omnidraft.tools.measure import measure, read_prompts, rows
     from omnidraft.tools.tables import LENGTHS, MAPS, tables
@@ -100,9 +102,13 @@ def bench(
         described.append(_described(pair, calibration))
         with Progress(console=console, transient=True) as progress:
             learned = _learn(pair, choices[0], calibration, lessons, arguments, progress) if lessons else {}
+            rival = Genai(_adapted(pair, choices[0], calibration, None)) if against else None
             together: dict[str, list[Report]] = {}
             for task, texts in tasks.items():
-                engines = make_rows(pair, choices, calibration)
+                engines = dict(make_rows(pair, choices, calibration))
+                if rival is not None:
+                    plain = next(iter(engines))
+                    engines = {plain: engines.pop(plain), NAME: rival, **engines}
                 engines |= {row: _adapted(pair, choices[0], calibration, adapter) for row, adapter in learned.items()}
                 bar = progress.add_task(task, total=len(texts) * len(engines))
                 reports = measure(engines, task, texts, arguments, lambda: progress.advance(bar))  # noqa: B023

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from omnidraft.adapters.head import calibration
-from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.report import Report
 
@@ -90,8 +89,20 @@ def read_prompts(path: Path, n: int | None = None) -> dict[str, list[str]]:
     return tasks
 
 
+class Contender(Protocol):
+    """Something that answers prompts: an engine, or another runtime beside it."""
+
+    def encode(self, prompt: Any, max_new_tokens: int, raw: bool = False) -> Any:
+        """Raises OmniDraftError for a prompt that does not fit."""
+        ...
+
+    def generate(self, prompt: Any, **arguments: Any) -> Report:
+        """One answer; arguments as for `Engine.stream`."""
+        ...
+
+
 def measure(
-    engines: dict[str, Engine],
+    engines: Mapping[str, Contender],
     task: str,
     prompts: Sequence[str],
     arguments: dict[str, Any],

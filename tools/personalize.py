@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from omnidraft.tools.session import Session
 
 HELD_OUT = 5  # one prompt of so many is only measured
+ENOUGH = 900  # proposals, to say how far expected acceptances are off
 
 
 def personalize(
@@ -215,12 +216,13 @@ def _expectations(outcomes: Sequence[tuple[float, bool]]) -> dict[str, Any]:
 
     from omnidraft.adapters.head import calibration
 
-    found = {}
+    found: dict[str, Any] = {}
+    if len(outcomes) < ENOUGH:
+        return found
     for name, part in zip(("first third", "second third", "last third"), np.array_split(outcomes, 3), strict=True):
-        if len(part):
-            curve = calibration(part[:, 0].astype(float), part[:, 1].astype(float))
-            print(f"expected acceptance, {name}: ECE {curve.error:.3f}, bias {curve.bias:+.3f}")
-            found[name] = asdict(curve)
+        curve = calibration(part[:, 0].astype(float), part[:, 1].astype(float))
+        print(f"expected acceptance, {name}: ECE {curve.error:.3f}, bias {curve.bias:+.3f}")
+        found[name] = asdict(curve)
     return found
 
 
