@@ -8,6 +8,7 @@ anew at every step would cost a tenth of a drafter's step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,35 +17,22 @@ import numpy as np
 import onnxruntime as ort
 
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.placement import Wish, first_line, open_session
 
 GROW = 256  # KV rows are reserved in multiples of this
 MOST_KEPT = 24  # widest pass whose arrays are kept
-CPU = ("CPUExecutionProvider",)
+ANYWHERE = Wish()
 
 
 class Decoder:
     """Runs rows of tokens behind a past of `length` committed rows (batch size 1)."""
 
-    def __init__(self, model: Path, threads: int = 1, providers: Sequence[str] = CPU) -> None:
-        """Load a graph. Raises OmniDraftError if ONNX Runtime cannot, or if a provider is not there."""
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        # Spinning threads fight each other on a machine that does anything else.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        missing = [p for p in providers if p not in ort.get_available_providers()]
-        if missing:
-            have = ", ".join(ort.get_available_providers())
-            raise OmniDraftError(f"execution provider {missing[0]} is not in this onnxruntime; it has {have}")
-        try:
-            self._session = ort.InferenceSession(model, options, providers=list(providers))
-        except Exception as error:  # ONNX Runtime raises many types, all with one message
-            reason = str(error).splitlines()[0]
-            raise OmniDraftError(f"{model}: ONNX Runtime cannot load it ({reason}); export again") from None
+    def __init__(self, model: Path, threads: int = 1, wish: Wish = ANYWHERE) -> None:
+        """Load a graph; `placed` says where it runs. Raises OmniDraftError if it cannot be loaded, or not as wished."""
+        self._session, self.placed = open_session(model, partial(_options, threads), wish)
         inputs = {i.name: i for i in self._session.get_inputs()}
         outputs = {o.name: o for o in self._session.get_outputs()}
-        self.providers = tuple(self._session.get_providers())
+        self.providers = self.placed.providers
         self.vocabulary = int(outputs["logits"].shape[-1])
         self.lora_names = tuple(i.name for i in self._session.get_overridable_initializers() if ".lora_" in i.name)
         self._past = {n: tuple(i.shape[d] for d in (1, 3)) for n, i in inputs.items() if n.startswith("past_key")}
@@ -86,7 +74,8 @@ class Decoder:
         """Feed m tokens behind the past; the past grows by m.
 
         Returns float32 logits [m, V], a view that the next run overwrites; `hidden` is then the
-        matching [m, H], if the graph gives it. Raises ValueError for no token or a full buffer.
+        matching [m, H], if the graph gives it. Raises ValueError for no token or a full buffer, OmniDraftError if the
+        provider fails.
         """
         m = len(ids)
         total = self.length + m
@@ -97,7 +86,10 @@ class Decoder:
         self._ids[0] = ids
         self._binding.bind_cpu_input("attention_mask", self._mask[:, :total])
         begin = perf_counter()
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime raises many types, all with one message
+            raise OmniDraftError(f"{self.placed.actual} failed in a pass ({first_line(error)}); try --ep cpu") from None
         self.seconds += perf_counter() - begin
         self.length = total
         return self._logits[0]
@@ -150,6 +142,16 @@ class Decoder:
         self._width = m
         self._ids, self._logits = made["input_ids"][0], made["logits"][0]
         self.hidden = made["hidden_states"][0][0] if self._hidden_size else None
+
+
+def _options(threads: int) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Spinning threads fight each other on a machine that does anything else.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
 
 
 def prefill(decoder: Decoder, ids: Sequence[int], chunk: int, least: int) -> np.ndarray:

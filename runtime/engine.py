@@ -29,7 +29,8 @@ from omnidraft.runtime.ngram_cache import NgramCache
 from omnidraft.runtime.observation import Observation
 from omnidraft.runtime.options import Options
 from omnidraft.runtime.outlook import Outlook
-from omnidraft.runtime.pair import Pair, load_pair
+from omnidraft.runtime.pair import ANYWHERE, Pair, load_pair
+from omnidraft.runtime.placement import Wishes, warnings
 from omnidraft.runtime.policy import LONGEST_DRAFT, CostAware, Fixed, Policy, Threshold
 from omnidraft.runtime.prompt import Message, as_messages
 from omnidraft.runtime.proposer import Choice, Drafter, Nothing, Proposer
@@ -78,6 +79,7 @@ class Engine:
         threads: int = 0,
         warn: Callable[[str], None] = lambda line: None,
         tell: Callable[[str], None] = lambda line: None,
+        wishes: Wishes = ANYWHERE,
     ) -> Engine:
         """Open a bundle's target (the first by default). `state` None keeps nothing on the device.
 
@@ -87,7 +89,9 @@ class Engine:
         """
         options = options or Options()
         state = state or State(None, warn)
-        pair = load_pair(Path(path), target, precision, threads, drafting=options.drafts)
+        pair = load_pair(Path(path), target, precision, threads, options.drafts, wishes)
+        for line in warnings(pair.placement):
+            warn(line)
         calibration = calibrate(pair, state, options.measured, tell=tell)
         if options.lossless == "exact" and calibration.w0 is None:
             warn(f"no width up to {WIDEST} gives equal rows on this device: the text is near, not exact")
@@ -280,9 +284,8 @@ class Engine:
         first = generation.first_token_at
         decoding = generation.last_token_at - (first or 0.0)
         biased = self.options.verification == "paper" and sampling.temperature > 0
-        providers = {"target": self.pair.target.decoder.providers[0]}
-        if isinstance(self._proposer, Choice):
-            providers["drafter"] = self._proposer.drafter.decoder.providers[0]
+        used = ("target", "drafter") if isinstance(self._proposer, Choice) else ("target",)
+        placement = {model: self.pair.placement[model] for model in used}
         return Report(
             text=generation.text,
             finish_reason=machine.finish_reason or "cancelled",
@@ -306,7 +309,8 @@ class Engine:
             time_to_first_token=first,
             seconds=seconds,
             overhead_ms=generation.overhead_ms,
-            providers=providers,
+            providers={model: placed.actual for model, placed in placement.items()},
+            placement=placement,
             phases=dict(generation.clock.seconds),
             counts={**asdict(tally), "emitted": len(emitted), "rounds": max(0, tally.passes - 1)},
             tokens=emitted,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from omnidraft.runtime.drafting import Draft
+from omnidraft.runtime.placement import Placed
 from omnidraft.runtime.translation import Kind
 
 
@@ -52,6 +53,7 @@ class Report:
     `time_to_first_token` and `phases` are seconds; the phases add up to `seconds`.
     `overhead_ms`: median milliseconds of a round that neither model was running.
     `mean_draft_length`: proposals of a round; `lookup_use`: share of them that was looked up, not drafted.
+    `providers`: ONNX Runtime's name of what ran most of each model; `placement`: that, what was asked for, and shares.
     `counts`: what the rates were made of, for sums over responses; `tokens`: the emitted ids; `predictions`: expected
     acceptance and outcome of each drafted proposal that the target decided.
     """
@@ -80,6 +82,7 @@ class Report:
     overhead_ms: float | None
     providers: dict[str, str]
     phases: dict[str, float]
+    placement: dict[str, Placed] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict, repr=False)
     tokens: list[int] = field(default_factory=list, repr=False)
     predictions: list[tuple[float, bool]] = field(default_factory=list, repr=False)

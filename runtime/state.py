@@ -214,7 +214,7 @@ class State:
 
     def _usable(self, path: Path, schema: str, key: Key | None) -> Payload | None:
         try:
-            return _read(path, schema, key)
+            return read_document(path, schema, key)
         except FileNotFoundError:
             return None
         except Unusable as why:
@@ -255,16 +255,21 @@ def _document(schema: str, key: Key, payload: Payload) -> bytes:
 def _payload_check(schema: str) -> Callable[[Any], Any]:
     """The check for payloads of one schema id. Raises ValueError for an id that no file here has."""
     name = re.fullmatch(r"omnidraft-([a-z0-9-]+)/[0-9]+", schema)
-    if name is None:
+    file = Path(__file__).parent / "schemas" / f"{name[1] if name else ''}.json"
+    if name is None or not file.is_file():
         raise ValueError(f"{schema!r} is not a schema id")
-    definition = json.loads((Path(__file__).parent / "schemas" / f"{name[1]}.json").read_text(encoding="utf-8"))
+    definition = json.loads(file.read_text(encoding="utf-8"))
     if definition.pop("$id") != schema:
         raise ValueError(f"schemas/{name[1]}.json is not {schema}")
     check: Callable[[Any], Any] = fastjsonschema.compile(definition)
     return check
 
 
-def _read(path: Path, schema: str, key: Key | None) -> Payload:
+def read_document(path: Path, schema: str | None, key: Key | None) -> Payload:
+    """The payload of a document, which stays as it is; None: of the schema that it names, whatever its key.
+
+    Raises Unusable with the reason, OSError, and ValueError for a schema that no file here describes.
+    """
     data = read_regular(path, MAX_BYTES)
     try:
         document = json.loads(data, parse_constant=_no_constant)
@@ -273,6 +278,7 @@ def _read(path: Path, schema: str, key: Key | None) -> Payload:
     except (ValueError, RecursionError, TypeError, LookupError):
         raise Unusable("damaged", "damaged: not a JSON document of OmniDraft") from None
     found_schema, found_key, checksum, payload = found
+    schema = str(found_schema) if schema is None else schema
     if found_schema != schema:
         raise Unusable("damaged", f"damaged or of another version: schema {str(found_schema)[:80]!r}, not {schema!r}")
     if not isinstance(found_key, dict) or checksum != digest:

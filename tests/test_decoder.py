@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from omnidraft.runtime.decoder import Decoder, prefill
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.placement import Wish
 
 
 class Recorder:
@@ -79,5 +80,5 @@ def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_a_provider_that_is_not_there_is_named(bundle: Path) -> None:
-    with pytest.raises(OmniDraftError, match="QNNExecutionProvider is not in this onnxruntime"):
-        Decoder(bundle / "drafter/model.onnx", providers=["QNNExecutionProvider"])
+    with pytest.raises(OmniDraftError, match=r"model\.onnx: .*this ONNX Runtime has no NnapiExecutionProvider"):
+        Decoder(bundle / "drafter/model.onnx", wish=Wish("nnapi", strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from omnidraft.runtime.pair import Pair
     from omnidraft.runtime.report import Report
     from omnidraft.tools.learned import Learned
-    from omnidraft.tools.measure import Row
+    from omnidraft.tools.measure import Contender, Row
 
 ALL = "all tasks"
 LEGEND = (
@@ -53,10 +54,14 @@ def bench(
     lossless: o.Lossless = "exact",
     verification: o.Verification = "coupled",
     threads: o.Threads = 0,
+    ep: o.Ep = "auto",
+    strict_ep: o.StrictEp = False,
     learn_from: Annotated[
         Path | None, typer.Option(help="JSONL of other prompts to learn from first; adds a row for each loss and rank.")
     ] = None,
-    against: Annotated[str | None, typer.Option(help="genai: onnxruntime-genai's own plain decoding too.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="genai: a row for onnxruntime-genai's own plain decoding.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Compare plain decoding and drafting, interleaved, on the same prompts: draft lengths, and vocabulary maps.
@@ -69,7 +74,9 @@ def bench(
 
     from omnidraft.runtime.bundle import open_bundle
     from omnidraft.runtime.calibration import calibrate
+    from omnidraft.runtime.errors import OmniDraftError
     from omnidraft.runtime.pair import load_pair
+    from omnidraft.runtime.placement import read_wishes, warnings
     from omnidraft.runtime.sampling import Sampling
     from omnidraft.runtime.state import State
     from omnidraft.tools.contenders import choose, make_rows
@@ -79,7 +86,10 @@ def bench(
     from omnidraft.tools.tables import LENGTHS, MAPS, tables
 
     choices = choose(draft, maps, lossless, verification)
+    if against not in (None, "genai"):
+        raise OmniDraftError(f"--against {against}: only genai so far")
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    wishes = read_wishes(ep, strict_ep)
     tasks = read_prompts(prompts, n)
     opened = open_bundle(bundle)
     name, _ = opened.target(target)
@@ -95,7 +105,9 @@ def bench(
     described: list[dict[str, Any]] = []
     arguments = {"sampling": sampling, "max_new_tokens": max_new_tokens, "stop": stop or (), "raw": raw}
     for graph in graphs:
-        pair = load_pair(bundle, name, graph.precision, threads)
+        pair = load_pair(bundle, name, graph.precision, threads, wishes=wishes)
+        for line in warnings(pair.placement):
+            o.warn(line)
         calibration = calibrate(pair, State(None, o.warn), tell=o.tell)
         if calibration.w0 is None:
             o.warn("no width gives equal rows on this device: texts may differ between rows")
@@ -105,7 +117,7 @@ def bench(
             rival = Genai(_adapted(pair, choices[0], calibration, None)) if against else None
             together: dict[str, list[Report]] = {}
             for task, texts in tasks.items():
-                engines = dict(make_rows(pair, choices, calibration))
+                engines: dict[str, Contender] = dict(make_rows(pair, choices, calibration))
                 if rival is not None:
                     plain = next(iter(engines))
                     engines = {plain: engines.pop(plain), NAME: rival, **engines}
@@ -161,7 +173,8 @@ def _described(pair: Pair, calibration: Calibration) -> dict[str, Any]:
     found: dict[str, Any] = {"precision": pair.precision, "graph": pair.graph_sha256, "threads": pair.threads}
     for name, times in (("target", calibration.target), ("drafter", calibration.drafter)):
         found[f"{name}_passes"] = None if times is None else times.as_dict()
-    return {**found, "w0": calibration.w0}
+    placement = {model: asdict(placed) for model, placed in pair.placement.items()}
+    return {**found, "w0": calibration.w0, "placement": placement}
 
 
 def _machine() -> dict[str, str]:

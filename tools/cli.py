@@ -15,7 +15,9 @@ from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.tools import adapters
 from omnidraft.tools.bench import bench
 from omnidraft.tools.calibrate import calibrate
+from omnidraft.tools.doctor import doctor
 from omnidraft.tools.export import export
+from omnidraft.tools.pack import pack
 from omnidraft.tools.personalize import personalize
 from omnidraft.tools.run import run
 from omnidraft.tools.setup_training import setup_training
@@ -23,7 +25,7 @@ from omnidraft.tools.show import show
 from omnidraft.tools.train_head import train_head
 from omnidraft.tools.training.command import train_drafter
 
-VERBS = (export, run, show, calibrate, bench, personalize, setup_training, train_drafter, train_head)
+VERBS = (export, run, show, doctor, calibrate, bench, pack, personalize, setup_training, train_drafter, train_head)
 
 GROUPS: dict[str, tuple[str, tuple[Callable[..., None], ...]]] = {
     "adapters": ("What the drafter has learned on this device, version by version.", adapters.VERBS),

@@ -31,6 +31,15 @@ Stop = Annotated[list[str] | None, typer.Option(help="Text to stop before; may b
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as text, without the chat template.")]
 Threads = Annotated[int, typer.Option(min=0, max=256, help="Threads of the target; 0: as many as cores, up to 4.")]
 Trainer = Annotated[str, typer.Option(help="auto, onnxruntime-training or onnx-step.")]
+Ep = Annotated[
+    str,
+    typer.Option(
+        "--ep",
+        help="Execution provider: cpu, qnn, nnapi, xnnpack, openvino, webgpu, coreml, or target=NAME,drafter=NAME. "
+        "auto: what the bundle's graphs are made for, which is the CPU so far.",
+    ),
+]
+StrictEp = Annotated[bool, typer.Option("--strict-ep", help="Fail where any node would run on another provider.")]
 StateFolder = Annotated[
     Path | None, typer.Option("--state", help="Folder for what is learned. [default: the platform's state folder]")
 ]

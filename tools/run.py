@@ -15,6 +15,7 @@ from omnidraft.tools import options as o
 if TYPE_CHECKING:
     from omnidraft.adapters.learner import Learner
     from omnidraft.runtime.engine import Engine
+    from omnidraft.runtime.placement import Placed
     from omnidraft.runtime.report import Report
     from omnidraft.runtime.state import State
 
@@ -44,6 +45,8 @@ def run(
     lossless: o.Lossless = "exact",
     verification: o.Verification = "coupled",
     threads: o.Threads = 0,
+    ep: o.Ep = "auto",
+    strict_ep: o.StrictEp = False,
     state: o.StateFolder = None,
     no_state: o.NoState = False,
     learn: Annotated[str, typer.Option(help="on: learn from the answers, now and then. off: keep none of it.")] = "off",
@@ -55,6 +58,7 @@ def run(
     from omnidraft.runtime.engine import Engine
     from omnidraft.runtime.errors import OmniDraftError
     from omnidraft.runtime.options import Options
+    from omnidraft.runtime.placement import read_wishes
     from omnidraft.runtime.sampling import Sampling
     from omnidraft.runtime.state import State, default_state_folder
 
@@ -65,9 +69,10 @@ def run(
     seed = secrets.randbits(32) if seed is None else seed
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     options = Options(draft, lossless, verification)
+    wishes = read_wishes(ep, strict_ep)
     folder = None if no_state else state or default_state_folder()
     kept = State(folder, o.warn)
-    engine = Engine.open(bundle, target, precision, options, kept, threads, o.warn, o.tell)
+    engine = Engine.open(bundle, target, precision, options, kept, threads, o.warn, o.tell, wishes)
     learner = _adapter(engine, kept, learn, trainer)
     if engine.pair.target.prompts.template is None and not raw:
         o.warn(f"target {engine.pair.name!r} has no chat template: the prompt is continued as text")
@@ -168,12 +173,18 @@ def drafting(report: Report) -> str:
     return f"draft {report.draft}, k = {report.mean_draft_length:.1f} on average"
 
 
+def placed(where: Placed) -> str:
+    """Who runs a model's nodes, in which shares, and what was asked for."""
+    shares = " and ".join(f"{name} ({share:.1%} of the nodes)" for name, share in where.share.items())
+    return f"{shares}, asked for {where.requested}"
+
+
 def details(report: Report) -> list[str]:
     """Where it ran, what it cost, phase by phase."""
     phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.phases.items())
     lines = [
-        f"target {report.target} ({report.precision}) on {report.providers['target']}"
-        + (f", drafter on {report.providers['drafter']}" if "drafter" in report.providers else ", no drafter"),
+        f"target {report.target} ({report.precision}) on {placed(report.placement['target'])}"
+        + (f", drafter on {placed(report.placement['drafter'])}" if "drafter" in report.placement else ", no drafter"),
         f"finished: {report.finish_reason}; {report.prompt_tokens} prompt tokens, "
         f"{report.context_used:.1%} of the context used; seed {report.seed}",
         f"seconds by phase: {phases}",

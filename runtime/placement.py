@@ -1,0 +1,270 @@
+"""Where a graph runs: the provider that was asked for, checked node by node, or the CPU and the reason.
+
+ONNX Runtime falls back in silence: where a provider's library is missing, or the provider does not start, or takes
+none of the nodes, the graph runs on the CPU while `get_providers()` may still name the other. So the Python binding's
+second try is switched off, `--strict-ep` forbids the CPU to ONNX Runtime itself, and what a report says is counted
+from the nodes that each provider was given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+from onnxruntime.capi import _pybind_state as binding
+
+from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.graph_inputs import dynamic_inputs
+
+CPU = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True)
+class Provider:
+    """An execution provider as ONNX Runtime calls it.
+
+    `package`: the plug-in that brings it, "" if it is part of some builds of ONNX Runtime only; `remedy`: how to get
+    it; `static`: it runs fixed shapes only; `settings`: what it is given unless a wish says otherwise.
+    """
+
+    name: str
+    remedy: str = ""
+    package: str = ""
+    static: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+PROVIDERS = {
+    "cpu": Provider(CPU),
+    # Without the last setting, quantizing inputs and outputs stays on the CPU.
+    "qnn": Provider("QNNExecutionProvider", "pip install onnxruntime-qnn", "onnxruntime-qnn", True,
+                    {"backend_type": "htp", "offload_graph_io_quantization": "0"}),
+    "nnapi": Provider("NnapiExecutionProvider", "take an ONNX Runtime for Android, or --ep cpu", static=True),
+    "xnnpack": Provider("XnnpackExecutionProvider", "take an ONNX Runtime for Android or iOS, or --ep cpu"),
+    "openvino": Provider("OpenVINOExecutionProvider", "pip install onnxruntime-ep-openvino", "onnxruntime-ep-openvino"),
+    "webgpu": Provider("WebGpuExecutionProvider", "pip install onnxruntime-ep-webgpu", "onnxruntime-ep-webgpu"),
+    "coreml": Provider("CoreMLExecutionProvider", "take an ONNX Runtime for macOS or iOS, or --ep cpu"),
+}  # fmt: skip
+NAMES = ("auto", *PROVIDERS)
+
+
+class Unavailable(Exception):
+    """Why a provider is not to be had on this device, and what would help, in one line."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Where a graph shall run: one of NAMES ("auto" is the CPU unless the graph was made for something else).
+
+    `strict`: not at all rather than partly elsewhere; `settings`: options of the provider.
+    """
+
+    ep: str = "auto"
+    strict: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises OmniDraftError for a name that is not known."""
+        if self.ep not in NAMES:
+            raise OmniDraftError(f"--ep {self.ep}: no such provider; choose {', '.join(NAMES)}")
+
+    @property
+    def provider(self) -> Provider:
+        """What the name stands for. Bundles have graphs for the CPU so far, so that is what auto takes."""
+        return PROVIDERS["cpu" if self.ep == "auto" else self.ep]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Where target and drafter shall run."""
+
+    target: Wish = Wish()
+    drafter: Wish = Wish()
+
+
+def read_wishes(text: str, strict: bool = False) -> Wishes:
+    """`NAME` for both models, or `target=NAME,drafter=NAME`, of which either may be left out.
+
+    Raises OmniDraftError for anything else.
+    """
+    if "=" not in text:
+        return Wishes(Wish(text, strict), Wish(text, strict))
+    found: dict[str, Wish] = {}
+    for part in text.split(","):
+        model, _, ep = (word.strip() for word in part.partition("="))
+        if model not in ("target", "drafter") or model in found:
+            raise OmniDraftError(f"--ep {text}: give one name, or target=NAME,drafter=NAME")
+        found[model] = Wish(ep, strict)
+    # What the other model is left to is no wish of the user's, but --strict-ep holds for it too.
+    return Wishes(found.get("target", Wish(strict=strict)), found.get("drafter", Wish(strict=strict)))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a graph runs. `actual` and the keys of `share` are ONNX Runtime's names, the largest share first.
+
+    `share`: nodes given to each provider / nodes; `why`: why it is not as requested, "" if it is.
+    """
+
+    requested: str
+    actual: str
+    share: dict[str, float]
+    why: str = ""
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Providers that run any of it, the largest share first."""
+        return tuple(self.share)
+
+
+def warnings(placed: Mapping[str, Placed]) -> list[str]:
+    """One line for each reason why models do not run as requested, by their names."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for model, where in placed.items():
+        if where.why:
+            reasons.setdefault((where.requested, where.why), []).append(model)
+    return [f"{' and '.join(models)}: asked for {ep}, {why}" for (ep, why), models in reasons.items()]
+
+
+def open_session(
+    model: Path, make_options: Callable[[], ort.SessionOptions], wish: Wish
+) -> tuple[ort.InferenceSession, Placed]:
+    """A session for a graph, and where it runs: as wished, or on the CPU with the reason in `Placed.why`.
+
+    `make_options` is called for every try. Raises OmniDraftError if the graph cannot be loaded at all, if a strict
+    wish cannot be met, or if the provider is there and the graph is not of its kind.
+    """
+    if wish.provider.name == CPU:
+        return _on_cpu(model, make_options, wish)
+    try:
+        session = _on_wished(model, make_options, wish)
+        placed = _placed(session, wish)
+        why = placed.why
+    except Unavailable as reason:
+        if not wish.strict:
+            return _on_cpu(model, make_options, wish, f"on the CPU because {reason}")
+        why = str(reason)
+    if wish.strict and why:
+        raise OmniDraftError(f"{model}: asked for {wish.ep}, {why}; without --strict-ep the CPU helps out")
+    return session, placed
+
+
+def devices(ep: str) -> list[Any]:
+    """ONNX Runtime's devices of a plug-in provider, which is registered at the first call; none for a built-in one.
+
+    Raises Unavailable if the provider is not there, or has no device here.
+    """
+    provider = PROVIDERS[ep]
+    # A plug-in that is registered counts as available, and is a stranger to a session without its devices.
+    found = known_devices(provider) if provider.package else []
+    if found or provider.name in ort.get_available_providers():
+        return found
+    if not provider.package:
+        raise Unavailable(f"this ONNX Runtime has no {provider.name}: {provider.remedy}")
+    _register(ep)
+    found = known_devices(provider)
+    if not found:
+        raise Unavailable(f"{provider.package} finds no device here that it could use; --ep cpu needs none")
+    return found
+
+
+@cache
+def _register(ep: str) -> None:
+    provider = PROVIDERS[ep]
+    try:
+        plugin = import_module(provider.package.replace("-", "_"))
+        ort.register_execution_provider_library(provider.name, plugin.get_library_path())
+    except ModuleNotFoundError:
+        raise Unavailable(f"{provider.package} is not installed: {provider.remedy}") from None
+    except Exception as error:  # a library that does not load, or was made for another ONNX Runtime
+        raise Unavailable(f"{provider.package} cannot be used ({first_line(error)}): {provider.remedy} anew") from None
+
+
+def known_devices(provider: Provider) -> list[Any]:
+    """Pairs of a provider and a device that ONNX Runtime knows of, plug-ins that are registered included."""
+    return [device for device in ort.get_ep_devices() if device.ep_name == provider.name]
+
+
+def compatibility(model: Path, ep: str) -> tuple[str, str]:
+    """What a compiled graph says it was made for, and ONNX Runtime's verdict on it for the devices here.
+
+    Both "" where the graph says nothing. Raises Unavailable.
+    """
+    made_for = binding.get_compatibility_info_from_model(str(model), PROVIDERS[ep].name)
+    if made_for is None:
+        return "", ""
+    return made_for, binding.get_model_compatibility_for_ep_devices(devices(ep), made_for).name
+
+
+def _on_wished(model: Path, make_options: Callable[[], ort.SessionOptions], wish: Wish) -> ort.InferenceSession:
+    """Raises Unavailable if the provider is not there or does not start, OmniDraftError for the wrong kind of graph."""
+    provider = wish.provider
+    dynamic = dynamic_inputs(model) if provider.static else []
+    kind = f"{wish.ep} runs fixed shapes only, and that of {dynamic[0]!r} is not fixed" if dynamic else ""
+    try:
+        found = devices(wish.ep)
+    except Unavailable as reason:
+        raise Unavailable(f"{reason}; besides, {kind}" if kind else str(reason)) from None
+    if kind:
+        raise OmniDraftError(f"{model}: {kind}; use --ep cpu, or a bundle with a static profile")
+    try:
+        return _create(model, make_options(), wish.strict, found, provider.name, {**provider.settings, **wish.settings})
+    except Exception as error:  # ONNX Runtime raises many types, all with one message
+        raise Unavailable(f"{provider.name} does not take it ({first_line(error)}): use --ep cpu") from None
+
+
+def _create(
+    model: Path,
+    options: ort.SessionOptions,
+    strict: bool,
+    found: Sequence[Any],
+    provider: str,
+    settings: Mapping[str, str],
+) -> ort.InferenceSession:
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if strict:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    if found:
+        options.add_provider_for_devices(found, dict(settings))
+        return ort.InferenceSession(model, options, enable_fallback=0)
+    # The CPU is not named beside another: ONNX Runtime adds it, and a strict session may not have it named.
+    return ort.InferenceSession(model, options, providers=[(provider, dict(settings))], enable_fallback=0)
+
+
+def _on_cpu(
+    model: Path, make_options: Callable[[], ort.SessionOptions], wish: Wish, why: str = ""
+) -> tuple[ort.InferenceSession, Placed]:
+    try:
+        session = _create(model, make_options(), False, (), CPU, {})
+    except Exception as error:  # ONNX Runtime raises many types, all with one message
+        raise OmniDraftError(f"{model}: ONNX Runtime cannot load it ({first_line(error)}); export again") from None
+    return session, _placed(session, wish, why)
+
+
+def _placed(session: ort.InferenceSession, wish: Wish, why: str = "") -> Placed:
+    """Count who was given the nodes; with no other reason, those that the wished provider was not given are one."""
+    given: dict[str, Counter[str]] = {}
+    for part in session.get_provider_graph_assignment_info():
+        given.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
+    counts = {name: ops.total() for name, ops in sorted(given.items(), key=lambda item: -item[1].total())}
+    total = sum(counts.values())
+    name = wish.provider.name
+    elsewhere: Counter[str] = sum((ops for other, ops in given.items() if other != name), Counter())
+    if elsewhere and not why:
+        kinds = ", ".join(op for op, _ in elsewhere.most_common(3))
+        others = ", ".join(other for other in counts if other != name)
+        why = f"{elsewhere.total()} of {total} nodes ({kinds}) are on {others}; --strict-ep refuses that"
+    return Placed(wish.ep, next(iter(counts), CPU), {name: count / total for name, count in counts.items()}, why)
+
+
+def first_line(error: Exception) -> str:
+    """What an exception of ONNX Runtime says, short enough for a line that says more."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r".*\[ONNXRuntimeError\] : \d+ : \w+ : ", "", line)[:200]

@@ -1,0 +1,1 @@
+"""`omnidraft pack`: what one platform needs of a bundle, in one archive."""
