@@ -11,6 +11,7 @@ import onnxruntime as ort
 
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.features import FEATURES
+from omnidraft.runtime.placement import session_options
 
 HEAD_FILE = "acceptance_head.onnx_adapter"  # in a drafter's folder: what its head has learned
 HEAD_PREFIX = "acceptance."
@@ -69,13 +70,8 @@ class AcceptanceHead:
 
     def __init__(self, model: Path) -> None:
         """Load a graph. Raises OmniDraftError if ONNX Runtime cannot, or if it is not an acceptance head."""
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            self._session = ort.InferenceSession(model, session_options(1), providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime raises many types, all with one message
             reason = str(error).splitlines()[0]
             raise OmniDraftError(f"{model}: ONNX Runtime cannot load it ({reason}); export again") from None

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime as ort
 
 from omnidraft.runtime.errors import OmniDraftError
-from omnidraft.runtime.placement import Wish, first_line, open_session
+from omnidraft.runtime.placement import Wish, first_line, open_session, session_options
 
 GROW = 256  # KV rows are reserved in multiples of this
 MOST_KEPT = 24  # widest pass whose arrays are kept
@@ -29,7 +29,7 @@ class Decoder:
 
     def __init__(self, model: Path, threads: int = 1, wish: Wish = ANYWHERE) -> None:
         """Load a graph; `placed` says where it runs. Raises OmniDraftError if it cannot be loaded, or not as wished."""
-        self._session, self.placed = open_session(model, partial(_options, threads), wish)
+        self._session, self.placed = open_session(model, partial(session_options, threads), wish)
         inputs = {i.name: i for i in self._session.get_inputs()}
         outputs = {o.name: o for o in self._session.get_outputs()}
         self.providers = self.placed.providers
@@ -142,16 +142,6 @@ class Decoder:
         self._width = m
         self._ids, self._logits = made["input_ids"][0], made["logits"][0]
         self.hidden = made["hidden_states"][0][0] if self._hidden_size else None
-
-
-def _options(threads: int) -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # Spinning threads fight each other on a machine that does anything else.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options
 
 
 def prefill(decoder: Decoder, ids: Sequence[int], chunk: int, least: int) -> np.ndarray:

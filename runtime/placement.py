@@ -133,6 +133,16 @@ def warnings(placed: Mapping[str, Placed]) -> list[str]:
     return [f"{' and '.join(models)}: asked for {ep}, {why}" for (ep, why), models in reasons.items()]
 
 
+def session_options(threads: int) -> ort.SessionOptions:
+    """Options of every session here. Spinning threads fight each other on a machine that does anything else."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
 def open_session(
     model: Path, make_options: Callable[[], ort.SessionOptions], wish: Wish
 ) -> tuple[ort.InferenceSession, Placed]:

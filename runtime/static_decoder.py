@@ -20,7 +20,7 @@ import numpy as np
 import onnxruntime as ort
 
 from omnidraft.runtime.errors import OmniDraftError
-from omnidraft.runtime.placement import Wish, first_line, open_session
+from omnidraft.runtime.placement import Wish, first_line, open_session, session_options
 
 PARTS = ("key", "value")
 PASTS, ROWS = (37, 150), 17  # rows that are compared, and the pasts they stand behind
@@ -49,7 +49,7 @@ class StaticDecoder:
         }
         bound = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._past.items()}
         opened = {
-            int(width): open_session(folder / name, partial(_options, threads), wish)
+            int(width): open_session(folder / name, partial(session_options, threads), wish)
             for width, name in description["widths"].items()
         }
         self._graphs = [
@@ -260,12 +260,3 @@ def _pad(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     padded = np.zeros(shape, np.float32)
     padded[tuple(slice(size) for size in value.shape)] = value
     return padded
-
-
-def _options(threads: int) -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options
