@@ -67,6 +67,12 @@ def obstacle(config: Mapping[str, Any]) -> str | None:
         return f"architecture {', '.join(architectures) or 'unknown'} is not LlamaForCausalLM"
     if kind != "default":
         return f"rope scaling {kind!r}"
+    return odd_layers(config)
+
+
+def odd_layers(config: Mapping[str, Any]) -> str | None:
+    """What the layers have that none of our builders writes, in a few words; None for nothing."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if config.get("attention_bias") or config.get("mlp_bias"):
         return "biases in its projections"
     if config.get("hidden_act", "silu") != "silu":

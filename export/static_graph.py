@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from omnidraft.export.drafter import Weights
-from omnidraft.export.llama_graph import PROJECTIONS, LlamaShape, lora_sizes, read_shape
+from omnidraft.export.llama_graph import PROJECTIONS, LlamaShape, lora_sizes, odd_layers, read_shape
 from omnidraft.export.onnx_writer import FLOAT, GraphWriter, WeightsFile
 from omnidraft.export.sources import Source
 from omnidraft.runtime.errors import OmniDraftError
@@ -54,17 +54,9 @@ def obstacle(config: Mapping[str, Any]) -> str | None:
         return f"architecture {architecture} is not one of {', '.join(ARCHITECTURES)}"
     if kind not in ROPES:
         return f"rope scaling {kind!r} is not one of {', '.join(ROPES)}"
-    if config.get("attention_bias") or config.get("mlp_bias"):
-        return "biases in its projections"
-    if config.get("hidden_act", "silu") != "silu":
-        return f"activation {config['hidden_act']!r} is not silu"
-    if config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0)) != 1.0:
-        return "partial rotary embedding"
     if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or []):
         return "sliding-window attention"
-    if config.get("quantization_config"):
-        return "weights that are quantized already"
-    return None
+    return odd_layers(config)
 
 
 def read_static_shape(config: Mapping[str, Any]) -> StaticShape:
