@@ -13,23 +13,36 @@ from typing import Any
 
 from omnidraft.export import cache
 from omnidraft.export.libraries import first_line, quiet
+from omnidraft.export.shared_embedding import share_embedding
 from omnidraft.export.sources import Source
 from omnidraft.runtime.errors import OmniDraftError
 
 MODEL, DATA = "model.onnx", "model.onnx.data"
 INPUTS, OUTPUTS = {"input_ids", "attention_mask"}, {"logits", "hidden_states"}
-NORMALIZED = 1  # counts the changes that `_normalize` makes, so that older cached graphs are left alone
-# The builder's plain asymmetric int4 writes a graph that does not load when embeddings are tied; its "rtn"
-# does, and the output layer in 8 bits costs little and loses less.
+NORMALIZED = 2  # counts the changes that are made to the builder's graphs, so that older cached ones are left alone
+# int8: blocks of 64 make a pass 13 % quicker than blocks of 32; with blocks of 128 rows depend on how many there are.
+# int4: the builder's plain asymmetric algorithm writes a graph that does not load when embeddings are tied; its "rtn"
+# does. The output layer and the layers that matter most in 8 bits take no more time and lose a third less (KL).
 OPTIONS = {
     "fp32": [],
-    "int8": [],
-    "int4": ["algo_config=rtn", "is_symmetric=false", "matmul_mixed_precision=last_matmul:int8"],
+    "int8": ["block_size=64"],
+    "int4": [
+        "algo_config=rtn",
+        "is_symmetric=false",
+        "matmul_mixed_precision=last_matmul:int8,mixed_layers:int8",
+    ],
 }
 QUANTIZATION: dict[str, dict[str, Any]] = {
     "fp32": {},
-    "int8": {"bits": 8, "block_size": 32, "accuracy_level": 4, "symmetric": True},
-    "int4": {"bits": 4, "block_size": 32, "accuracy_level": 4, "symmetric": False, "output_layer_bits": 8},
+    "int8": {"bits": 8, "block_size": 64, "accuracy_level": 4, "symmetric": True},
+    "int4": {
+        "bits": 4,
+        "block_size": 32,
+        "accuracy_level": 4,
+        "symmetric": False,
+        "output_layer_bits": 8,
+        "mixed_layers_bits": 8,
+    },
 }
 
 
@@ -55,6 +68,8 @@ def build_target(source: Source, precision: str, hidden_states: bool = False) ->
             made = Path(scratch) / "out"
             _run_builder(source, precision, options, made, Path(scratch) / "work")
             _normalize(made / MODEL, source)
+            if precision == "int8" and source.config.get("tie_word_embeddings"):
+                share_embedding(made / MODEL, DATA)
             for name in (MODEL, DATA):
                 if (made / name).is_file():
                     shutil.move(made / name, folder / name)
