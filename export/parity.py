@@ -17,7 +17,7 @@ from omnidraft.export import cache
 from omnidraft.export.libraries import first_line, quiet
 from omnidraft.export.sources import Source
 from omnidraft.runtime import bundle
-from omnidraft.runtime.decoder import Decoder
+from omnidraft.runtime.causal_model import CausalModel
 from omnidraft.runtime.errors import OmniDraftError
 
 POSITIONS, CHUNK, GREEDY, PROMPT_LIMIT = 256, 64, 24, 256
@@ -44,19 +44,23 @@ Answer: Its speed is 240 / 3 = 80 km per hour, so in 5 hours it travels 80 * 5 =
 
 @dataclass(frozen=True)
 class Threshold:
-    """What a graph must reach: share of positions with the source's top-1, and largest difference of a logit."""
+    """What a graph must reach: share of positions with the source's top-1, largest difference of a logit, and largest
+    perplexity, in those of the source."""
 
     agreement: float
-    difference: float
+    difference: float = np.inf
+    perplexity: float = np.inf
 
 
 # fp32 differs from the source by rounding only (measured: 1e-4 and less). What quantization changes depends on the
-# model, so those thresholds only tell a working graph (measured on the text above with a 135 M model: int8 0.96,
-# int4 0.77; with a 5 M drafter 0.99 and 0.93) from a broken one (near 0).
+# model, so those thresholds only tell a working graph (measured on the text above with a 135 M model: int8 0.97,
+# int4 0.82; with a 5 M drafter 0.99 and 0.93) from a broken one (near 0).
 THRESHOLDS = {
     "fp32": Threshold(0.995, 1e-2),
-    "int8": Threshold(0.85, np.inf),
-    "int4": Threshold(0.45, np.inf),
+    "fp16": Threshold(0.95),
+    "int8": Threshold(0.85),
+    "int4": Threshold(0.45),
+    **dict.fromkeys(("a16w8", "a8w8"), Threshold(0.6, perplexity=1.3)),
 }
 
 
@@ -98,26 +102,35 @@ def reference(source: Source, threads: int) -> Reference:
     return Reference(**load)
 
 
-def measure(model: Path, expected: Reference, threads: int) -> dict[str, Any]:
-    """Compare a graph with the source: figures for the manifest.
+def measure(decoder: CausalModel, expected: Reference, context: int) -> dict[str, Any]:
+    """Compare a graph of so many positions with the source: figures for the manifest.
 
     The text is fed in chunks; a position with a logit that is no number does not agree. `greedy_margin` is how
     clear the source's choice was at the first token of the answer that differs (None if none does).
     """
-    decoder = Decoder(model, threads)
+    positions = min(len(expected.ids), context)
+    answer_room = min(len(expected.answer), context - len(expected.prompt) - 1)
     decoder.reserve(max(len(expected.ids), len(expected.prompt) + len(expected.answer)) + 1)
-    agree, difference = 0, 0.0
-    for begin, end in _chunks(len(expected.ids)):
+    decoder.rollback(0)
+    agree, difference, surprises = 0, 0.0, list[NDArray[np.float64]]()
+    for begin, end in _chunks(positions):
         logits, wanted = decoder.run(expected.ids[begin:end]), expected.logits[begin:end]
         finite = np.isfinite(logits).all(axis=1) & np.isfinite(wanted).all(axis=1)
         agree += int(np.sum(finite & (logits.argmax(axis=1) == wanted.argmax(axis=1))))
         difference = max(difference, float(np.abs(logits - wanted)[finite].max(initial=0)))
-    answer = _greedy(decoder, expected.prompt, len(expected.answer))
-    unequal = np.flatnonzero(np.asarray(answer) != expected.answer)
+        said = expected.ids[begin + 1 : end + 1]
+        rows = np.flatnonzero(finite[: len(said)])
+        surprises.append(np.stack([_surprise(some[rows], said[rows]) for some in (logits, wanted)]))
+    answer = _greedy(decoder, expected.prompt, answer_room) if answer_room > 0 else []
+    found = np.concatenate(surprises, axis=1)
+    perplexity, source_perplexity = np.exp(found.sum(axis=1) / max(1, found.shape[1]))
+    unequal = np.flatnonzero(np.asarray(answer, np.int64) != expected.answer[: len(answer)])
     return {
-        "positions": len(expected.ids),
-        "top1_agreement": round(agree / len(expected.ids), 4),
+        "positions": positions,
+        "top1_agreement": round(agree / positions, 4),
         "max_logit_difference": float(f"{difference:.3g}"),
+        "perplexity": float(f"{perplexity:.4g}"),
+        "source_perplexity": float(f"{source_perplexity:.4g}"),
         "greedy_tokens": len(answer),
         "greedy_equal": len(unequal) == 0,
         "greedy_margin": float(f"{expected.margins[unequal[0]]:.3g}") if len(unequal) else None,
@@ -135,10 +148,20 @@ def require(figures: dict[str, Any], precision: str, what: str) -> None:
         failed = f"top-1 agreement {figures['top1_agreement']} is below {limit.agreement}"
     elif figures["max_logit_difference"] > limit.difference:
         failed = f"a logit differs by {figures['max_logit_difference']}, more than {limit.difference}"
+    elif figures["perplexity"] > limit.perplexity * figures["source_perplexity"]:
+        failed = f"perplexity {figures['perplexity']} is over {limit.perplexity} times {figures['source_perplexity']}"
     elif precision == "fp32" and not figures["greedy_equal"] and figures["greedy_margin"] > 2 * limit.difference:
         failed = "its greedy text is not the source's"
     if failed:
         raise OmniDraftError(f"{what} at {precision} does not match its source: {failed}; the bundle was not written")
+
+
+def _surprise(logits: NDArray[np.float32], said: NDArray[np.int64]) -> NDArray[np.float64]:
+    """-log p(said) of each row of logits [n, V]."""
+    rows = logits.astype(np.float64)
+    top = rows.max(axis=1, keepdims=True, initial=-np.inf)
+    totals: NDArray[np.float64] = np.log(np.exp(rows - top).sum(axis=1)) + top[:, 0]
+    return totals - rows[np.arange(len(said)), said]
 
 
 def _chunks(length: int) -> list[tuple[int, int]]:
@@ -149,7 +172,7 @@ def _chunks(length: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _greedy(decoder: Decoder, prompt: Sequence[int] | NDArray[np.int64], count: int) -> list[int]:
+def _greedy(decoder: CausalModel, prompt: Sequence[int] | NDArray[np.int64], count: int) -> list[int]:
     """The first `count` greedy tokens after a prompt, every pass with two rows or more."""
     decoder.rollback(0)
     for begin, end in _chunks(len(prompt)):

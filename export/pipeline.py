@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
-from omnidraft.export import head_graph, parity, resources, target
+from omnidraft.export import head_graph, parity, portable, qnn_profile, resources, static_profile, target
 from omnidraft.export.drafter import TRAINING, build_drafter
 from omnidraft.export.llama_graph import obstacle
+from omnidraft.export.order import Order, check
 from omnidraft.export.sources import Source, locate, resolve
+from omnidraft.export.static_profile import StaticModel, write_profile
 from omnidraft.export.training_graph import FILES
 from omnidraft.runtime import bundle
+from omnidraft.runtime.causal_model import CausalModel
+from omnidraft.runtime.decoder import Decoder
 from omnidraft.runtime.errors import OmniDraftError
 
-PRECISIONS = ("fp32", "int8", "int4")
-TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 TOOLS = ("omnidraft", "onnx", "onnxruntime", "onnxruntime-genai", "torch", "transformers", "tokenizers", "gguf")
 TOKENIZER, TEMPLATE, MAP = "tokenizer.json", "chat_template.jinja", "vocabulary.json"
 
@@ -40,27 +40,18 @@ class Progress(Protocol):
         """Something that the user should know; work goes on."""
 
 
-@dataclass(frozen=True)
-class Order:
-    """What to export. The first precision is the default of every target."""
-
-    drafter: str
-    targets: Mapping[str, str]
-    out: Path
-    precisions: Sequence[str]
-    drafter_precision: str
-    threads: int = 1
-
-
 def export(order: Order, progress: Progress) -> None:
     """Write a bundle. It takes its place only when every graph has passed the parity gate.
 
     Raises OmniDraftError for what the user can mend; then, and on Ctrl-C, `out` is as it was before.
     """
-    _check(order)
+    check(order)
     located = {name: locate(source) for name, source in {"": order.drafter, **order.targets}.items()}
-    resources.require(list(located.values()), order.precisions, order.out)
-    progress.plan(2 + len(order.targets) * (2 + len(order.precisions)))
+    profiles = dict.fromkeys((*order.profiles, "static"))
+    precisions = [precision for profile in profiles for precision in order.of(profile)]
+    resources.require(list(located.values()), precisions, bool(order.of("static")), order.out)
+    fixed = bool(order.of("static")) + len(order.compiled)
+    progress.plan(2 + fixed + len(order.targets) * (2 + len(precisions)))
     partial = order.out.parent / f".{order.out.name}.partial-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -75,45 +66,16 @@ def export(order: Order, progress: Progress) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _check(order: Order) -> None:
-    for precision in (*order.precisions, order.drafter_precision):
-        if precision not in PRECISIONS:
-            raise OmniDraftError(f"precision {precision!r} is unknown; choose from {', '.join(PRECISIONS)}")
-    if not order.precisions or len(set(order.precisions)) != len(order.precisions):
-        raise OmniDraftError("--precision: give one or more precisions, each once, as in int8,int4")
-    if not order.targets:
-        raise OmniDraftError("--target: give at least one target, as in --target smollm2=smollm2")
-    for name in order.targets:
-        if not TARGET_NAME.fullmatch(name):
-            raise OmniDraftError(f"--target {name!r}: a name is made of letters, digits, '_', '.' and '-'")
-    _check_replaceable(order.out)
-
-
-def _check_replaceable(out: Path) -> None:
-    """What is at --out will be deleted: it must be an empty folder, or a bundle with nothing beside its own files."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    try:
-        manifest = json.loads((out / bundle.MANIFEST).read_bytes())
-        ours = {out / bundle.MANIFEST, *(out / name for name in manifest["files"])}
-        if not str(manifest["schema"]).startswith(bundle.SCHEMA.split("/")[0]):
-            raise ValueError
-    except (OSError, ValueError, TypeError, LookupError):
-        raise OmniDraftError(f"--out {out}: exists and is not a bundle; choose another folder or remove it") from None
-    others = [path for path in out.rglob("*") if not path.is_dir() and path not in ours]
-    if others:
-        raise OmniDraftError(f"{others[0]}: is not of the bundle, which would be replaced; move it elsewhere")
-
-
 def _write(order: Order, located: Mapping[str, Any], root: Path, progress: Progress) -> None:
     progress.step("drafter: reading")
     source = resolve(located[""])
+    static = _static_model(order, source, "the drafter", drafter=True)
     progress.step(f"drafter: {order.drafter_precision} graph and parity")
     manifest: dict[str, Any] = {
         "schema": bundle.SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "tools": _tools(),
-        "drafter": _drafter(source, order, root, progress),
+        "tools": _tools() | ({"optimum-onnx": portable.OPTIMUM} if order.of("portable") else {}),
+        "drafter": _drafter(source, order, static, root, progress),
         "targets": {},
     }
     for name in order.targets:
@@ -128,7 +90,19 @@ def _write(order: Order, located: Mapping[str, Any], root: Path, progress: Progr
     (root / bundle.MANIFEST).write_text(text, encoding="utf-8")
 
 
-def _drafter(source: Source, order: Order, root: Path, progress: Progress) -> dict[str, Any]:
+def _static_model(order: Order, source: Source, what: str, drafter: bool = False) -> StaticModel | None:
+    """What static graphs are made of, None where none are wanted. Raises OmniDraftError before there is any work."""
+    if not order.of("static"):
+        return None
+    rank = static_profile.RANK if drafter and obstacle(source.config) is None else 0
+    model = StaticModel(source, what, drafter, order.context or static_profile.CONTEXT, rank, order.threads)
+    model.check()
+    return model
+
+
+def _drafter(
+    source: Source, order: Order, static: StaticModel | None, root: Path, progress: Progress
+) -> dict[str, Any]:
     folder, precision = root / "drafter", order.drafter_precision
     folder.mkdir()
     hindrance = obstacle(source.config)
@@ -140,6 +114,10 @@ def _drafter(source: Source, order: Order, root: Path, progress: Progress) -> di
         _copy_graph(target.build_target(source, precision, hidden_states=True), folder)
     if not head_graph.build_head(source.folder, int(source.config["hidden_size"]), folder):
         progress.note("the drafter's acceptance head is untrained, it believes the drafter; see omnidraft train-head")
+    figures = _gate(Decoder(folder / target.MODEL, order.threads), source, precision, "the drafter", order.threads)
+    graphs = []
+    if static is not None:
+        graphs = _fixed(order, static, root, "drafter", ["fp32"], lambda what: progress.step(f"drafter: {what}"))
     return {
         **_describe(source, folder, "drafter"),
         "model": f"drafter/{target.MODEL}",
@@ -148,33 +126,62 @@ def _drafter(source: Source, order: Order, root: Path, progress: Progress) -> di
         "lora": lora,
         "head": {"graph": f"drafter/{head_graph.GRAPH}", "weights": f"drafter/{head_graph.WEIGHTS}"},
         "training": None if lora is None else {part: f"drafter/{TRAINING}/{name}" for part, name in FILES.items()},
-        "parity": _gate(folder / target.MODEL, source, precision, "the drafter", order.threads),
+        "parity": figures,
         "opset": _opset(folder / target.MODEL),
+        "graphs": graphs,
     }
 
 
 def _target(name: str, located: Any, drafter: Source, order: Order, root: Path, progress: Progress) -> dict[str, Any]:
     progress.step(f"{name}: reading" if located.kind == "huggingface" else f"{name}: reading, converting")
     source, graphs = resolve(located), []
-    for precision in order.precisions:
+    static = _static_model(order, source, f"target {name!r}")
+    for precision in order.of("cpu"):
         progress.step(f"{name}: {precision} graph and parity")
         folder = root / "targets" / name / f"cpu-{precision}"
         folder.mkdir(parents=True)
         _copy_graph(target.build_target(source, precision), folder)
+        decoder = Decoder(folder / target.MODEL, order.threads)
         graphs.append(
             {
                 "profile": "cpu",
                 "precision": precision,
                 "model": f"targets/{name}/cpu-{precision}/{target.MODEL}",
-                "parity": _gate(folder / target.MODEL, source, precision, f"target {name!r}", order.threads),
+                "parity": _gate(decoder, source, precision, f"target {name!r}", order.threads),
                 "quantization": target.QUANTIZATION[precision],
                 "opset": _opset(folder / target.MODEL),
             }
+        )
+    if order.of("portable"):
+        progress.step(f"{name}: portable graph and parity")
+        where = f"targets/{name}/portable-fp32"
+        graphs.append(portable.write_profile(source, root, where, f"target {name!r}", order.threads))
+    if static is not None:
+        graphs += _fixed(
+            order, static, root, f"targets/{name}", order.of("static"), lambda what: progress.step(f"{name}: {what}")
         )
     described = _describe(source, root / "targets" / name, f"targets/{name}")
     progress.step(f"{name}: vocabulary map")
     _map(drafter, source, root / "targets" / name / MAP)
     return {**described, "map": f"targets/{name}/{MAP}", "graphs": graphs}
+
+
+def _fixed(
+    order: Order,
+    static: StaticModel,
+    root: Path,
+    folder: str,
+    precisions: Sequence[str],
+    step: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Static graphs, and what is compiled from them; without the former where nobody asked for them."""
+    made = write_profile(static, root / folder, folder, precisions, step)
+    compiled = qnn_profile.write_profiles(static, made, root, folder, order.compiled, step)
+    if "static" in order.profiles:
+        return made + compiled
+    for entry in made:
+        shutil.rmtree((root / entry["model"]).parent)
+    return compiled
 
 
 def _describe(source: Source, folder: Path, relative: str) -> dict[str, Any]:
@@ -198,8 +205,8 @@ def _describe(source: Source, folder: Path, relative: str) -> dict[str, Any]:
     }
 
 
-def _gate(model: Path, source: Source, precision: str, what: str, threads: int) -> dict[str, Any]:
-    figures = parity.measure(model, parity.reference(source, threads), threads)
+def _gate(decoder: CausalModel, source: Source, precision: str, what: str, threads: int) -> dict[str, Any]:
+    figures = parity.measure(decoder, parity.reference(source, threads), source.context)
     parity.require(figures, precision, what)
     return figures
 

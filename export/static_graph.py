@@ -86,7 +86,7 @@ def write_static(
 
     Raises OmniDraftError for a checkpoint that cannot be expressed, or widths and a context that do not fit it.
     """
-    _check(source, widths, context, drafter, rank)
+    check_static(source, widths, context, drafter, rank)
     shape = read_static_shape(source.config)
     folder.mkdir(parents=True, exist_ok=True)
     file = WeightsFile(folder / WEIGHTS)
@@ -102,7 +102,6 @@ def write_static(
         "context": context,
         "widths": files,
         "weights": WEIGHTS,
-        "scheme": "float",
         "layers": base.layers,
         "kv_heads": base.kv_heads,
         "head_size": base.head_size,
@@ -119,7 +118,8 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
-def _check(source: Source, widths: Sequence[int], context: int, drafter: bool, rank: int) -> None:
+def check_static(source: Source, widths: Sequence[int], context: int, drafter: bool, rank: int) -> None:
+    """Raise OmniDraftError for what `write_static` cannot write."""
     hindrance = obstacle(source.config)
     if hindrance is not None:
         raise OmniDraftError(f"{source.folder}: no static graph for it: {hindrance}; use the cpu profile")

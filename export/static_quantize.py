@@ -40,14 +40,20 @@ Ids = Sequence[int]
 
 
 def quantize_static(
-    folder: Path, description: Mapping[str, Any], scheme: str, samples: Sequence[Ids], threads: int = 1
+    folder: Path,
+    description: Mapping[str, Any],
+    scheme: str,
+    samples: Sequence[Ids],
+    threads: int = 1,
+    out: Path | None = None,
 ) -> dict[str, Any]:
-    """Write s{S}.{scheme}.onnx beside the float graphs of `write_static`, and {scheme}.bin, which they share.
+    """Write s{S}.{scheme}.onnx and {scheme}.bin, which they share, from the float graphs of `write_static` in `folder`.
 
     scheme: "a16w8" or "a8w8", bits of activations and weights (8-bit activations are for small models: those of large
-    ones have outliers, measure before you ship); `samples`: token ids of real text, the more like what
-    the model will read, the better. Weights have one scale each, since QNN and NNAPI take no more for a MatMul. What
-    an adapter adds beyond the range that was calibrated without it is cut off. Returns the new description.
+    ones have outliers, measure before you ship); `samples`: token ids of real text, the more like what the model will
+    read, the better; `out`: another folder to write to. Weights have one scale each, since QNN and NNAPI take no more
+    for a MatMul. What an adapter adds beyond the range that was calibrated without it is cut off. Returns the new
+    description.
 
     Raises OmniDraftError for a scheme that is not known, or no text.
     """
@@ -55,17 +61,18 @@ def quantize_static(
         raise OmniDraftError(f"scheme {scheme!r} is unknown; choose from {', '.join(ACTIVATIONS)}")
     if not any(len(ids) for ids in samples):
         raise OmniDraftError("calibration needs text; give at least one sample of it")
-    file, written = WeightsFile(folder / f"{scheme}.bin"), set[str]()
+    out = out or folder
+    file, written = WeightsFile(out / f"{scheme}.bin"), set[str]()
     names = {width: f"{Path(name).stem}.{scheme}.onnx" for width, name in description["widths"].items()}
-    with TemporaryDirectory(prefix="quantize-", dir=folder) as scratch, _silence():
+    with TemporaryDirectory(prefix="quantize-", dir=out) as scratch, _silence():
         ranges, masked = _calibrate(folder, description, scheme, samples, Path(scratch), threads)
         save_tensors_data(ranges, Path(scratch) / "ranges.json")
         for width, name in description["widths"].items():
             _quantize(folder / name, Path(scratch) / names[width], scheme, Path(scratch) / "ranges.json")
             model = onnx.load(Path(scratch) / names[width])
             _share(model, file, written)
-            (folder / names[width]).write_bytes(model.SerializeToString())
-    return {**description, "widths": names, "weights": file.path.name, "scheme": scheme, "masked": masked}
+            (out / names[width]).write_bytes(model.SerializeToString())
+    return {**description, "widths": names, "weights": file.path.name, "masked": masked}
 
 
 def _calibrate(

@@ -118,8 +118,14 @@ class AcceptanceHead:
         self._binding = binding
 
     def logit(self, hidden: np.ndarray, features: np.ndarray) -> float:
-        """z of one proposal: the drafter's float32 hidden [H] before it, and float32 features [F], as in FEATURES."""
+        """z of one proposal: the drafter's float32 hidden [H] before it, and float32 features [F], as in FEATURES.
+
+        Raises OmniDraftError if ONNX Runtime fails.
+        """
         self._hidden[0] = hidden
         self._features[0] = features
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime raises many types, all with one message
+            raise OmniDraftError(f"the acceptance head failed in a pass ({str(error).splitlines()[0]})") from None
         return float(self._logit[0])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from omnidraft.runtime.decoder import Decoder
+from omnidraft.runtime.causal_model import CausalModel
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.token_bytes import TokenBytes
 
@@ -22,7 +22,7 @@ SPACES = b" \n\t\r"
 class DraftContext:
     """Holds the committed text for a drafter, and answers with logits behind it (a DraftModel)."""
 
-    def __init__(self, decoder: Decoder, tokens: TokenBytes, limit: int, prefix: Sequence[int]) -> None:
+    def __init__(self, decoder: CausalModel, tokens: TokenBytes, limit: int, prefix: Sequence[int]) -> None:
         """`prefix`: draft ids that are never respelled (the rendered prompt); `limit`: the drafter's positions."""
         self._decoder, self._tokens, self._limit = decoder, tokens, limit
         decoder.reserve(limit)

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from omnidraft.runtime.causal_model import CausalModel
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.placement import Wish, first_line, open_session, session_options
 
 GROW = 256  # KV rows are reserved in multiples of this
+MOST_ROW, MOST_WIDE = 4 << 20, 2_000_000  # numbers in a KV row of all layers, and in a row of an output
 MOST_KEPT = 24  # widest pass whose arrays are kept
 ANYWHERE = Wish()
 
@@ -27,12 +29,15 @@ ANYWHERE = Wish()
 class Decoder:
     """Runs rows of tokens behind a past of `length` committed rows (batch size 1)."""
 
+    widths: tuple[int, ...] = ()  # see CausalModel
+
     def __init__(self, model: Path, threads: int = 1, wish: Wish = ANYWHERE) -> None:
         """Load a graph; `placed` says where it runs. Raises OmniDraftError if it cannot be loaded, or not as wished."""
         self._session, self.placed = open_session(model, partial(session_options, threads), wish)
         inputs = {i.name: i for i in self._session.get_inputs()}
         outputs = {o.name: o for o in self._session.get_outputs()}
-        self.providers = self.placed.providers
+        if not _decodes({n: i.shape for n, i in inputs.items()}, {n: o.shape for n, o in outputs.items()}):
+            raise OmniDraftError(f"{model}: not a decoder's graph, or one of impossible sizes; export again")
         self.vocabulary = int(outputs["logits"].shape[-1])
         self.lora_names = tuple(i.name for i in self._session.get_overridable_initializers() if ".lora_" in i.name)
         self._past = {n: tuple(i.shape[d] for d in (1, 3)) for n, i in inputs.items() if n.startswith("past_key")}
@@ -144,7 +149,22 @@ class Decoder:
         self.hidden = made["hidden_states"][0][0] if self._hidden_size else None
 
 
-def prefill(decoder: Decoder, ids: Sequence[int], chunk: int, least: int) -> np.ndarray:
+def _decodes(inputs: Mapping[str, Sequence[Any]], outputs: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether shapes by name are those that `Decoder` feeds and reads, within bounds that any model keeps."""
+    past = {name: shape for name, shape in inputs.items() if name.startswith("past_key")}
+    sizes = [shape[axis] for shape in past.values() if len(shape) == 4 for axis in (1, 3)]
+    wide = [outputs[name][-1] for name in ("logits", "hidden_states") if outputs.get(name)]
+    return (
+        inputs.keys() - past.keys() == {"input_ids", "attention_mask"}
+        and "logits" in outputs
+        and {name.replace("past_key_values", "present") for name in past} <= outputs.keys()
+        and len(sizes) == 2 * len(past)
+        and all(isinstance(size, int) and 0 < size <= MOST_WIDE for size in [*sizes, *wide])
+        and sum(heads * size for heads, size in zip(sizes[::2], sizes[1::2], strict=True)) <= MOST_ROW
+    )
+
+
+def prefill(decoder: CausalModel, ids: Sequence[int], chunk: int, least: int) -> np.ndarray:
     """Feed a prompt in fixed chunks and return the logits [V] of its last token.
 
     The chunks depend on the prompt's length only, and none has fewer than `least` rows (the last

@@ -12,7 +12,8 @@ import platform
 import numpy as np
 import onnxruntime as ort
 
-from omnidraft.runtime.decoder import Decoder, prefill
+from omnidraft.runtime.causal_model import CausalModel
+from omnidraft.runtime.decoder import prefill
 
 ROWS = 17  # one more than the longest draft
 WIDEST = 4
@@ -20,7 +21,7 @@ PASTS = (37, 150)
 CHUNK = 64  # rows of a prefill pass
 
 
-def probe(decoder: Decoder, context: int) -> int | None:
+def probe(decoder: CausalModel, context: int) -> int | None:
     """Measure W₀ on a target graph of so many positions, None if rows vary up to width 4. Takes about a second.
 
     Seventeen tokens behind each of two pasts are fed in one pass and in passes of w and w + 1 rows;
@@ -43,7 +44,7 @@ def probe(decoder: Decoder, context: int) -> int | None:
     return alive[0] if alive else None
 
 
-def _equal(decoder: Decoder, ids: list[int], past: int, width: int, whole: np.ndarray) -> bool:
+def _equal(decoder: CausalModel, ids: list[int], past: int, width: int, whole: np.ndarray) -> bool:
     decoder.rollback(past)
     for begin in range(0, ROWS, width):
         rows = ids[begin : begin + width]
@@ -55,11 +56,12 @@ def _equal(decoder: Decoder, ids: list[int], past: int, width: int, whole: np.nd
 
 def fingerprint(weights_sha256: str, threads: int, provider: str) -> str:
     """What W₀ depends on, as one line: graph, ONNX Runtime, device, threads, execution provider."""
-    device = f"{platform.system()} {platform.machine()} {_processor()}"
+    device = f"{platform.system()} {platform.machine()} {processor()}"
     return f"{weights_sha256[:16]} | onnxruntime {ort.__version__} | {device} | {threads} threads | {provider}"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Name and number of this machine's cores."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
             names = [line.split(":", 1)[1].strip() for line in file if line.startswith(("model name", "CPU part"))]

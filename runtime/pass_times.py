@@ -38,5 +38,10 @@ class PassTimes:
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> PassTimes:
-        """What `as_dict` gave."""
-        return cls(tuple(found["pasts"]), tuple(found["widths"]), tuple(tuple(row) for row in found["seconds"]))
+        """What `as_dict` gave. Raises ValueError for what it cannot have given."""
+        pasts, widths = (tuple(int(n) for n in found[name]) for name in ("pasts", "widths"))
+        seconds = tuple(tuple(row) for row in found["seconds"])
+        ascending = all(sorted(set(axis)) == list(axis) for axis in (pasts, widths))
+        if not ascending or len(seconds) != len(pasts) or {len(row) for row in seconds} != {len(widths)}:
+            raise ValueError("pass times that do not fit together")
+        return cls(pasts, widths, seconds)

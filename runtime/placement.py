@@ -20,8 +20,10 @@ from typing import Any
 import onnxruntime as ort
 from onnxruntime.capi import _pybind_state as binding
 
+from omnidraft.runtime.bundle import PROFILES
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.graph_inputs import dynamic_inputs
+from omnidraft.runtime.qnn import qnn_settings, soc_model
 
 CPU = "CPUExecutionProvider"
 
@@ -31,7 +33,8 @@ class Provider:
     """An execution provider as ONNX Runtime calls it.
 
     `package`: the plug-in that brings it, "" if it is part of some builds of ONNX Runtime only; `remedy`: how to get
-    it; `static`: it runs fixed shapes only; `settings`: what it is given unless a wish says otherwise.
+    it; `static`: it runs fixed shapes only; `settings`: what it is given unless a wish says otherwise; `session`: what
+    its sessions are told.
     """
 
     name: str
@@ -39,13 +42,14 @@ class Provider:
     package: str = ""
     static: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
+    session: Mapping[str, str] = field(default_factory=dict)
 
 
 PROVIDERS = {
     "cpu": Provider(CPU),
-    # Without the last setting, quantizing inputs and outputs stays on the CPU.
-    "qnn": Provider("QNNExecutionProvider", "pip install onnxruntime-qnn", "onnxruntime-qnn", True,
-                    {"backend_type": "htp", "offload_graph_io_quantization": "0"}),
+    # Sessions on graphs that were compiled into one binary load it once.
+    "qnn": Provider("QNNExecutionProvider", "pip install onnxruntime-qnn", "onnxruntime-qnn", True, qnn_settings(),
+                    {"ep.share_ep_contexts": "1"}),
     "nnapi": Provider("NnapiExecutionProvider", "take an ONNX Runtime for Android, or --ep cpu", static=True),
     "xnnpack": Provider("XnnpackExecutionProvider", "take an ONNX Runtime for Android or iOS, or --ep cpu"),
     "openvino": Provider("OpenVINOExecutionProvider", "pip install onnxruntime-ep-openvino", "onnxruntime-ep-openvino"),
@@ -59,26 +63,45 @@ class Unavailable(Exception):
     """Why a provider is not to be had on this device, and what would help, in one line."""
 
 
+class Refused(OmniDraftError):
+    """A strict wish that cannot be met. `reason`: the line without what was asked for."""
+
+    def __init__(self, what: Path, ep: str, reason: str) -> None:
+        super().__init__(f"{what}: asked for {ep}, {reason}; without --strict-ep the CPU helps out")
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Wish:
     """Where a graph shall run: one of NAMES ("auto" is the CPU unless the graph was made for something else).
 
-    `strict`: not at all rather than partly elsewhere; `settings`: options of the provider.
+    `strict`: not at all rather than partly elsewhere; `settings`: options of the provider; `profile`: which of a
+    bundle's graphs to take, "auto" for those that suit the provider.
     """
 
     ep: str = "auto"
     strict: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
+    profile: str = "auto"
 
     def __post_init__(self) -> None:
         """Raises OmniDraftError for a name that is not known."""
         if self.ep not in NAMES:
             raise OmniDraftError(f"--ep {self.ep}: no such provider; choose {', '.join(NAMES)}")
+        if self.profile not in ("auto", *PROFILES):
+            raise OmniDraftError(f"--profile {self.profile}: no such profile; choose auto, {', '.join(PROFILES)}")
 
     @property
     def provider(self) -> Provider:
-        """What the name stands for. Bundles have graphs for the CPU so far, so that is what auto takes."""
+        """What the name stands for; auto takes the CPU."""
         return PROVIDERS["cpu" if self.ep == "auto" else self.ep]
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """Profiles that will do, the one that suits the provider first."""
+        if self.profile != "auto":
+            return (self.profile,)
+        return tuple(sorted(PROFILES, key=lambda profile: (profile == "static") != self.provider.static))
 
 
 @dataclass(frozen=True)
@@ -89,21 +112,32 @@ class Wishes:
     drafter: Wish = Wish()
 
 
-def read_wishes(text: str, strict: bool = False) -> Wishes:
-    """`NAME` for both models, or `target=NAME,drafter=NAME`, of which either may be left out.
+def read_wishes(text: str, strict: bool = False, profile: str = "auto") -> Wishes:
+    """`NAME` for both models, or `target=NAME,drafter=NAME`, of which either may be left out; `qnn:SOC` names the SoC.
 
     Raises OmniDraftError for anything else.
     """
+    for_drafter = "cpu" if profile == "portable" else profile  # no portable graph has hidden states and LoRA inputs
     if "=" not in text:
-        return Wishes(Wish(text, strict), Wish(text, strict))
+        return Wishes(_read_wish(text, strict, profile), _read_wish(text, strict, for_drafter))
     found: dict[str, Wish] = {}
     for part in text.split(","):
         model, _, ep = (word.strip() for word in part.partition("="))
         if model not in ("target", "drafter") or model in found:
             raise OmniDraftError(f"--ep {text}: give one name, or target=NAME,drafter=NAME")
-        found[model] = Wish(ep, strict)
-    # What the other model is left to is no wish of the user's, but --strict-ep holds for it too.
-    return Wishes(found.get("target", Wish(strict=strict)), found.get("drafter", Wish(strict=strict)))
+        found[model] = _read_wish(ep, strict, profile if model == "target" else for_drafter)
+    # What the other model is left to is no wish of the user's, but --strict-ep and --profile hold for it too.
+    return Wishes(
+        found.get("target", Wish(strict=strict, profile=profile)),
+        found.get("drafter", Wish(strict=strict, profile=for_drafter)),
+    )
+
+
+def _read_wish(text: str, strict: bool, profile: str) -> Wish:
+    ep, _, soc = text.partition(":")
+    if soc and ep != "qnn":
+        raise OmniDraftError(f"--ep {text}: only qnn has SoCs to choose from, as in qnn:SM8650")
+    return Wish(ep, strict, {"soc_model": str(soc_model(soc))} if soc else {}, profile)
 
 
 @dataclass(frozen=True)
@@ -117,11 +151,6 @@ class Placed:
     actual: str
     share: dict[str, float]
     why: str = ""
-
-    @property
-    def providers(self) -> tuple[str, ...]:
-        """Providers that run any of it, the largest share first."""
-        return tuple(self.share)
 
 
 def warnings(placed: Mapping[str, Placed]) -> list[str]:
@@ -162,7 +191,7 @@ def open_session(
             return _on_cpu(model, make_options, wish, f"on the CPU because {reason}")
         why = str(reason)
     if wish.strict and why:
-        raise OmniDraftError(f"{model}: asked for {wish.ep}, {why}; without --strict-ep the CPU helps out")
+        raise Refused(model, wish.ep, why)
     return session, placed
 
 
@@ -210,7 +239,10 @@ def compatibility(model: Path, ep: str) -> tuple[str, str]:
     made_for = binding.get_compatibility_info_from_model(str(model), PROVIDERS[ep].name)
     if made_for is None:
         return "", ""
-    return made_for, binding.get_model_compatibility_for_ep_devices(devices(ep), made_for).name
+    try:
+        return made_for, binding.get_model_compatibility_for_ep_devices(devices(ep), made_for).name
+    except RuntimeError:  # QNN's, where no device is an NPU: its simulator
+        return made_for, "EP_NOT_APPLICABLE"
 
 
 def _on_wished(model: Path, make_options: Callable[[], ort.SessionOptions], wish: Wish) -> ort.InferenceSession:
@@ -223,9 +255,12 @@ def _on_wished(model: Path, make_options: Callable[[], ort.SessionOptions], wish
     except Unavailable as reason:
         raise Unavailable(f"{reason}; besides, {kind}" if kind else str(reason)) from None
     if kind:
-        raise OmniDraftError(f"{model}: {kind}; use --ep cpu, or a bundle with a static profile")
+        raise OmniDraftError(f"{model}: {kind}; use --ep cpu, or export with --profile cpu,static")
+    options = make_options()
+    for key, value in provider.session.items():
+        options.add_session_config_entry(key, value)
     try:
-        return _create(model, make_options(), wish.strict, found, provider.name, {**provider.settings, **wish.settings})
+        return _create(model, options, wish.strict, found, provider.name, {**provider.settings, **wish.settings})
     except Exception as error:  # ONNX Runtime raises many types, all with one message
         raise Unavailable(f"{provider.name} does not take it ({first_line(error)}): use --ep cpu") from None
 

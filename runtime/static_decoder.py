@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from omnidraft.runtime.causal_model import CausalModel
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.placement import Wish, first_line, open_session, session_options
 
@@ -38,27 +39,21 @@ class StaticDecoder:
         self.description = description
         self.context = int(description["context"])
         self.vocabulary = int(description["vocabulary"])
-        self._masked = np.float32(description["masked"])
-        self._cos, self._sin = rotary_tables(description)
-        self._at = np.arange(self.context, dtype=np.int32)
-        past = (1, description["kv_heads"], self.context, description["head_size"])
-        self._past = {
-            f"past_{part}_{layer}": np.zeros(past, np.float32)
-            for layer in range(description["layers"])
-            for part in PARTS
-        }
-        bound = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._past.items()}
         opened = {
             int(width): open_session(folder / name, partial(session_options, threads), wish)
             for width, name in description["widths"].items()
         }
-        self._graphs = [
-            _Graph(folder / description["widths"][str(width)], opened[width][0], width, bound)
-            for width in sorted(opened)
-        ]
+        for width, (session, _) in opened.items():
+            _check(folder / description["widths"][str(width)], session, width, description)
+        self._masked = np.float32(description["masked"])
+        self._cos, self._sin = rotary_tables(description)
+        self._at = np.arange(self.context, dtype=np.int32)
+        past = (1, description["kv_heads"], self.context, description["head_size"])
+        self._past = {name: np.zeros(past, np.float32) for name in _past_names(description)}
+        bound = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._past.items()}
+        self._graphs = [_Graph(opened[width][0], width, bound) for width in sorted(opened)]
         placed = [where for _, where in opened.values()]
         self.placed = next((where for where in placed if where.why), placed[0])  # the one to complain about
-        self.providers = self.placed.providers
         self.lora_names = self._graphs[0].lora_names
         self.owner: object = None  # whose rows the buffer holds
         self._parameters: Mapping[str, np.ndarray] | None = None
@@ -167,12 +162,11 @@ class StaticDecoder:
 class _Graph:
     """The graph of one width with its own arrays, bound once."""
 
-    def __init__(self, path: Path, session: ort.InferenceSession, width: int, past: Mapping[str, ort.OrtValue]) -> None:
+    def __init__(self, session: ort.InferenceSession, width: int, past: Mapping[str, ort.OrtValue]) -> None:
         self.width, self._session, self._past = width, session, past
         given = {i.name: i for i in session.get_inputs()}
         lora = {i.name: tuple(i.shape) for i in session.get_overridable_initializers() if ".lora_" in i.name}
         self.lora_names, self.lora_shapes = tuple(lora), lora
-        _check(path, given, width, past)
         self.inputs = {name: _empty(i) for name, i in given.items() if name not in past}
         self.outputs = {o.name: _empty(o) for o in session.get_outputs()}
         self.bind({})
@@ -193,23 +187,23 @@ class _Graph:
         self._session.run_with_iobinding(self._binding)
 
 
-def exact_width(decoder: StaticDecoder) -> int | None:
+def exact_width(decoder: CausalModel, context: int) -> int | None:
     """The narrowest width at which neither a row's place in a pass nor what stands behind it changes its bits.
 
     Measured, where `invariance.probe` finds no W₀ that holds across widths: with every pass padded to this width, and
     no more proposals than it holds, text with drafting is text without. None if there is no such width of two rows or
-    more. Empties the past.
+    more, or none at all. `context`: the model's positions. Empties the past.
     """
     rng = np.random.default_rng(0)
     for width in (width for width in decoder.widths if 1 < width <= ROWS):
-        pasts = [past for past in PASTS if past + 2 * ROWS <= decoder.context] or [0]
+        pasts = [past for past in PASTS if past + 2 * ROWS <= context] or [0]
         ids = rng.integers(0, decoder.vocabulary, max(pasts) + ROWS).tolist()
         if all(_slots_agree(decoder, width, ids[: past + ROWS], past) for past in pasts):
             return width
     return None
 
 
-def _slots_agree(decoder: StaticDecoder, width: int, ids: list[int], past: int) -> bool:
+def _slots_agree(decoder: CausalModel, width: int, ids: list[int], past: int) -> bool:
     """Whether passes of 1, 2 … `width` real rows give the rows behind a past the same bits."""
     decoder.rollback(0)
     if past:
@@ -238,12 +232,27 @@ def rotary_tables(description: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarra
     return np.cos(both).astype(np.float32), np.sin(both).astype(np.float32)
 
 
-def _check(path: Path, given: Mapping[str, Any], width: int, past: Mapping[str, ort.OrtValue]) -> None:
-    expected = {"input_ids": [1, width], **{name: list(value.shape()) for name, value in past.items()}}
-    for name, shape in expected.items():
-        found = list(given[name].shape) if name in given else "missing"
-        if found != shape:
-            raise OmniDraftError(f"{path}: input {name} is {found}, not {shape} as its description says; export again")
+def _past_names(description: Mapping[str, Any]) -> list[str]:
+    return [f"past_{part}_{layer}" for layer in range(description["layers"]) for part in PARTS]
+
+
+def _check(path: Path, session: ort.InferenceSession, width: int, description: Mapping[str, Any]) -> None:
+    """Raise OmniDraftError where a graph is not the one described, before anything of that size is made."""
+    context, size, vocabulary = (description[name] for name in ("context", "head_size", "vocabulary"))
+    expected = {
+        "input_ids": [1, width],
+        "order": [context],
+        "attention_mask": [1, 1, width, context],
+        **{name: [1, 1, width, size] for name in ("cos", "sin")},
+        **{name: [1, description["kv_heads"], context, size] for name in _past_names(description)},
+        "logits": [1, width, vocabulary],
+    }
+    found = {value.name: list(value.shape) for value in session.get_inputs()}
+    found |= {value.name: list(value.shape) for value in session.get_outputs() if value.name == "logits"}
+    for name in expected | found:
+        have, wanted = found.get(name, "missing"), expected.get(name, "not there")
+        if have != wanted:
+            raise OmniDraftError(f"{path}: {name} is {have}, its description says {wanted}; export again")
 
 
 def _empty(value: Any) -> np.ndarray:
@@ -255,7 +264,7 @@ def _pad(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """A LoRA matrix filled with zeros to the rank of the graph."""
     if any(have > room for have, room in zip(value.shape, shape, strict=True)):
         raise OmniDraftError(
-            f"the adapter has rank {min(value.shape)}, the static graphs hold {min(shape)}; export with a larger rank"
+            f"the adapter has rank {min(value.shape)}, the static graphs hold {min(shape)}; use --profile cpu"
         )
     padded = np.zeros(shape, np.float32)
     padded[tuple(slice(size) for size in value.shape)] = value

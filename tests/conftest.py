@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +15,9 @@ from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.options import Options
 from omnidraft.runtime.pair import Pair, load_pair
 from omnidraft.runtime.state import State
+
+if TYPE_CHECKING:
+    from registry import Models
 
 ROOT = Path(__file__).parent.parent
 PRECISIONS = ("int8", "int4", "fp32")
@@ -75,6 +79,14 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def qnn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """onnxruntime-qnn in a folder of its own (some ten seconds)."""
+    from simulator import install
+
+    return install(tmp_path_factory.mktemp("qnn") / "packages")
+
+
+@pytest.fixture(scope="session")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Layout]:
     """Training graphs of a small drafter."""
     from learning import VOCABULARY, write_graphs
@@ -82,3 +94,11 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Layout]:
     folder = tmp_path_factory.mktemp("graphs")
     _, layout = write_graphs(folder, vocab_size=VOCABULARY)
     return folder, layout
+
+
+@pytest.fixture(scope="session")
+def toy_models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """A small drafter with a small target of each tokenizer family, random weights, exported (some ten seconds)."""
+    from registry import make_models
+
+    return make_models(tmp_path_factory.mktemp("toys"))

@@ -19,6 +19,7 @@ from onnxruntime.capi import _pybind_state as binding
 from test_cli import omnidraft
 
 from omnidraft.runtime.calibration import calibrate
+from omnidraft.runtime.decoder import Decoder
 from omnidraft.runtime.placement import CPU
 from omnidraft.runtime.state import LOCK, State
 from omnidraft.tools import bundle_health
@@ -116,12 +117,11 @@ def test_a_calibration_is_found_as_it_was_measured(loaded: dict[str, Loaded], bu
 @pytest.mark.model
 def test_memory_needed_is_that_of_the_decoder(loaded: dict[str, Loaded], bundle: Path) -> None:
     pair = loaded["int4"].pair
-    model = next(g.model for g in pair.target.info.graphs if g.precision == "int4")
-    weights, cache = model_needs(pair.bundle, model)
-    assert weights == sum(path.stat().st_size for path in (bundle / model).parent.iterdir())
-    rows = pair.target.decoder.capacity
-    buffers = sum(heads * rows * size * 4 for heads, size in pair.target.decoder._past.values())
-    assert cache * rows == buffers * bundle_health.TOKENS
+    needs, decoder = model_needs(pair.bundle, pair.target.graph), pair.target.decoder
+    assert isinstance(decoder, Decoder)
+    assert needs.disk == sum(path.stat().st_size for path in (bundle / pair.target.graph.folder).iterdir())
+    buffers = sum(heads * decoder.capacity * size * 4 for heads, size in decoder.kv.values())
+    assert needs.cache * decoder.capacity == buffers * needs.tokens
 
 
 @pytest.mark.model

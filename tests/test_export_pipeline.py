@@ -189,7 +189,7 @@ def test_a_damaged_target_graph_fails_the_gate(order: Order, tmp_path: Path, mod
     source = sources.resolve(sources.locate(str(models / "qwen3")))
     made = target.build_target(source, "fp32")
     expected = parity.reference(source, 1)
-    parity.require(parity.measure(made / "model.onnx", expected, 1), "fp32", "the graph")
+    parity.require(parity.measure(Decoder(made / "model.onnx"), expected, source.context), "fp32", "the graph")
     broken = tmp_path / "broken"
     shutil.copytree(made, broken)
     model = onnx.load(broken / "model.onnx")
@@ -199,12 +199,12 @@ def test_a_damaged_target_graph_fails_the_gate(order: Order, tmp_path: Path, mod
     weight.raw_data = values.tobytes()
     onnx.save(model, broken / "model.onnx")
     with pytest.raises(OmniDraftError, match="does not match its source"):
-        parity.require(parity.measure(broken / "model.onnx", expected, 1), "fp32", "the graph")
+        parity.require(parity.measure(Decoder(broken / "model.onnx"), expected, source.context), "fp32", "the graph")
 
 
 def figures(**changes: Any) -> dict[str, Any]:
     good = {"top1_agreement": 1.0, "max_logit_difference": 1e-4, "greedy_equal": True, "greedy_margin": None}
-    return {**good, **changes}
+    return {**good, "perplexity": 9.0, "source_perplexity": 9.0, **changes}
 
 
 def test_thresholds() -> None:
@@ -213,6 +213,10 @@ def test_thresholds() -> None:
     for bad in ({"top1_agreement": 0.9}, {"max_logit_difference": 0.1}, {"greedy_equal": False, "greedy_margin": 0.5}):
         with pytest.raises(OmniDraftError, match="it at fp32 does not match"):
             parity.require(figures(**bad), "fp32", "it")
+    parity.require(figures(top1_agreement=0.7, perplexity=11.0), "a16w8", "it")
+    for bad in ({"top1_agreement": 0.5}, {"perplexity": 12.0}):
+        with pytest.raises(OmniDraftError, match="it at a16w8 does not match"):
+            parity.require(figures(**bad), "a16w8", "it")
 
 
 def test_a_graph_that_gives_no_numbers_fails(order: Order, models: Path, tmp_path: Path) -> None:
@@ -276,10 +280,13 @@ def test_what_is_not_of_the_bundle_is_never_deleted(order: Order) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"precisions": ("int8", "int3")}, "precision 'int3' is unknown"),
+        ({"precisions": ("int8", "int3")}, "--precision int3: unknown here; choose from fp32, int8, int4$"),
         ({"precisions": ("int8", "int8")}, "each once"),
-        ({"precisions": ()}, "one or more"),
-        ({"drafter_precision": "fp16"}, "precision 'fp16' is unknown"),
+        ({"precisions": ("a16w8",)}, "--precision a16w8: unknown here"),
+        ({"profiles": ()}, "one or more"),
+        ({"profiles": ("gpu",)}, "--profile gpu: unknown here; choose from cpu, "),
+        ({"context": 256}, "--context is for static graphs"),
+        ({"drafter_precision": "fp16"}, "--drafter-precision fp16: unknown here"),
         ({"targets": {}}, "at least one target"),
         ({"targets": {"a/b": "smollm2"}}, "letters, digits"),
         ({"targets": {"..": "smollm2"}}, "letters, digits"),

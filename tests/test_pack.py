@@ -174,7 +174,7 @@ def test_bad_input_is_one_clear_line(small: Path, tmp_path: Path) -> None:
     assert "ends in .tar.gz or .zip" in fails(small, "--for", "ios", "--out", tmp_path / "a.rar")
     assert "no such bundle" in fails(tmp_path / "none", "--for", "ios", "--out", out)
     assert "it has one, two" in fails(small, "--for", "ios", "--out", out, "--target", "three")
-    assert "it has fp32, int8" in fails(small, "--for", "ios", "--out", out, "--precision", "int4")
+    assert "it has fp32 (cpu), int8 (cpu)" in fails(small, "--for", "ios", "--out", out, "--precision", "int4")
     assert "leave it out for ios" in fails(small, "--for", "ios", "--out", out, "--node-modules", tmp_path)
     assert "missing; run beside" in fails(small, "--for", "web", "--out", out, "--node-modules", tmp_path)
     copy = Path(shutil.copytree(small, tmp_path / "copy", copy_function=os.link))

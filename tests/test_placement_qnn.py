@@ -3,52 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import simulator
 
 from omnidraft.runtime.placement import CPU
 
 QNN = "QNNExecutionProvider"
-PACKAGE = "onnxruntime-qnn==2.7.0"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        (platform.system(), platform.machine()) != ("Linux", "x86_64")
-        or sys.version_info[:2] not in ((3, 11), (3, 14)),
-        reason=f"the simulator is in the packages of {PACKAGE} for CPython 3.11 and 3.14 on x86-64 Linux only",
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not simulator.HERE, reason=simulator.REASON)]
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """onnxruntime-qnn beside the onnxruntime that is there (243 MB)."""
-    folder = tmp_path_factory.mktemp("qnn") / "packages"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*pip, "--target", str(folder), PACKAGE], check=True)
-    return folder
-
-
-def beside(packages: Path, *command: str | Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(packages)}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def facts(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    output = beside(packages, Path(__file__).parent / "qnn_facts.py", tmp_path_factory.mktemp("graphs"))
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+def facts(qnn: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return simulator.facts(qnn, "qnn_facts.py", tmp_path_factory.mktemp("graphs"))
 
 
 def test_a_graph_that_fits_runs_on_qnn_node_by_node(facts: dict[str, Any]) -> None:
@@ -87,7 +58,9 @@ def test_a_compiled_graph_runs_and_says_what_it_was_made_for(facts: dict[str, An
     assert plain == ["", ""], "a graph that was not compiled says nothing"
 
 
-def test_the_doctor_finds_the_package_and_its_devices(packages: Path, tmp_path: Path) -> None:
-    output = beside(packages, "-m", "omnidraft.tools.cli", "doctor", "--json", "--state", tmp_path / "state")
+def test_the_doctor_finds_the_package_and_its_devices(qnn: Path, tmp_path: Path) -> None:
+    output = simulator.beside(
+        qnn, "-m", "omnidraft.tools.cli", "doctor", "--json", "--state", tmp_path / "state"
+    ).stdout
     found = json.loads(output)["found"]["providers"]["qnn"]
-    assert found.startswith(f"{QNN} on ") and PACKAGE.replace("==", " ") in found
+    assert found.startswith(f"{QNN} on ") and simulator.PACKAGE.replace("==", " ") in found

@@ -184,7 +184,7 @@ def test_lora_equals_merged_weights(drafter: tuple[Any, Path, dict[str, Any]]) -
         assert relative(adapted, base) > 1e-2
     decoder.set_adapter(None)
     assert np.array_equal(run(decoder)[0], base)
-    with pytest.raises(OmniDraftError, match=r"^the adapter has rank 5, the static graphs hold 4; export .*rank$"):
+    with pytest.raises(OmniDraftError, match=r"^the adapter has rank 5, the static graphs hold 4; use --profile cpu$"):
         decoder.set_adapter(adapter_of(decoder, shapes, 5))
     with pytest.raises(OmniDraftError, match="belongs to another one"):
         decoder.set_adapter({"layers.0.q.lora_A": np.zeros((64, 4), np.float32)})

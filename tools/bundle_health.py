@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ VERDICTS = {
     "EP_SUPPORTED_PREFER_RECOMPILATION": "which is not quite this device",
     "EP_UNSUPPORTED": "which is not this device",
 }
-UNFIT = ("EP_SUPPORTED_PREFER_RECOMPILATION", "EP_UNSUPPORTED")
+UNFIT = "EP_UNSUPPORTED"
 
 
 def look_at_bundle(diagnosis: Diagnosis, path: Path, state: Path) -> None:
@@ -61,31 +62,55 @@ def memory() -> int | None:
         return None
 
 
-def model_needs(opened: Bundle, model: str) -> tuple[int, int]:
-    """Bytes of a graph's files, and of its KV cache for TOKENS tokens."""
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a graph takes: on disk, in memory, and for its KV cache of so many `tokens`."""
+
+    disk: int
+    weights: float
+    cache: int
+    tokens: int
+
+    @property
+    def memory(self) -> float:
+        """In all."""
+        return self.weights + self.cache
+
+    def __str__(self) -> str:
+        return f"{megabytes(self.disk)} on disk, {megabytes(self.cache)} for {self.tokens} tokens"
+
+
+def model_needs(opened: Bundle, graph: Graph) -> Needs:
+    """What a graph needs. On the CPU each width of a static one has weights of its own in memory."""
     from omnidraft.runtime.graph_inputs import graph_inputs
 
-    inputs = graph_inputs(opened.path / model)
+    inputs = graph_inputs(opened.path / graph.model)
     row = 0
     for name, shape in inputs.items():
         if name.startswith("past_"):
             heads, size = shape[1], shape[3]
             row += heads * size * 4 if isinstance(heads, int) and isinstance(size, int) else 0
-    return sum(opened.files[name]["size"] for name in opened.folder_files(model)), row * TOKENS
+    disk = sum(opened.files[name]["size"] for name in opened.folder_files(graph.model))
+    if graph.static is None:
+        return Needs(disk, PACKED * disk, row * TOKENS, TOKENS)
+    tokens = int(graph.static["context"])
+    copies = len(graph.models) if graph.qnn is None else 1
+    return Needs(disk, copies * disk, row * tokens, tokens)
 
 
 def _look_at_memory(diagnosis: Diagnosis, opened: Bundle) -> None:
     free = memory()
     diagnosis.note("memory", "free", "unknown on this system" if free is None else megabytes(free))
     diagnosis.note("memory", "OmniDraft itself", f"about {megabytes(PROGRAM)}")
-    drafter = model_needs(opened, opened.drafter.model)
-    diagnosis.note("memory", f"drafter, {opened.drafter.precision}", _needs(*drafter))
+    drafters = [model_needs(opened, graph) for graph in opened.drafter.all_graphs]
+    for graph, needs in zip(opened.drafter.all_graphs, drafters, strict=True):
+        diagnosis.note("memory", f"drafter, {graph.label}", str(needs))
     for name, target in opened.targets.items():
         needed: list[tuple[Graph, float]] = []
         for graph in target.graphs:
-            needs = model_needs(opened, graph.model)
-            needed.append((graph, PROGRAM + _in_memory(*drafter) + _in_memory(*needs)))
-            diagnosis.note("memory", _label(name, graph), f"{_needs(*needs)}; about {megabytes(needed[-1][1])} in all")
+            needs = model_needs(opened, graph)
+            needed.append((graph, PROGRAM + drafters[0].memory + needs.memory))
+            diagnosis.note("memory", _label(name, graph), f"{needs}; about {megabytes(needed[-1][1])} in all")
         fitting = [graph for graph, need in needed if free is None or need <= free]
         fix = f"use --precision {fitting[0].precision}" if fitting else "close other programs"
         for graph, need in needed:
@@ -95,23 +120,26 @@ def _look_at_memory(diagnosis: Diagnosis, opened: Bundle) -> None:
 
 
 def _look_at_compatibility(diagnosis: Diagnosis, opened: Bundle) -> None:
-    from omnidraft.runtime.placement import CPU, PROVIDERS, Unavailable, compatibility
+    for name, graphs in (("drafter", opened.drafter.graphs), *((n, t.graphs) for n, t in opened.targets.items())):
+        compiled = [graph for graph in graphs if graph.qnn is not None]
+        verdicts = [_look_at_compiled(diagnosis, opened, name, graph) for graph in compiled]
+        if verdicts and set(verdicts) == {UNFIT}:
+            diagnosis.problem(f"{name}: no graph is compiled for this device; use --ep cpu, or export for its SoC")
 
-    for name, target in opened.targets.items():
-        for graph in target.graphs:
-            ep = graph.profile.partition(":")[0]
-            if ep not in PROVIDERS or PROVIDERS[ep].name == CPU:
-                continue
-            label = _label(name, graph)
-            try:
-                made_for, verdict = compatibility(opened.path / graph.model, ep)
-            except Unavailable as reason:
-                diagnosis.note("bundle", label, f"not compared with this device: {reason}")
-                continue
-            compiled = f"compiled for {made_for}, {VERDICTS[verdict]}" if verdict else "does not say what it is for"
-            diagnosis.note("bundle", label, compiled)
-            if verdict in UNFIT:
-                diagnosis.problem(f"{opened.path / graph.model}: {compiled}; use --ep cpu")
+
+def _look_at_compiled(diagnosis: Diagnosis, opened: Bundle, name: str, graph: Graph) -> str:
+    """ONNX Runtime's verdict on a compiled graph, "" where there is none."""
+    from omnidraft.runtime.placement import Unavailable, compatibility
+
+    assert graph.qnn is not None
+    made_for = f"compiled for {graph.qnn['soc']} ({graph.qnn['compatibility']})"
+    try:
+        _, verdict = compatibility(opened.path / graph.model, "qnn")
+    except Unavailable as reason:
+        diagnosis.note("bundle", _label(name, graph), f"{made_for}, not compared with this device: {reason}")
+        return ""
+    diagnosis.note("bundle", _label(name, graph), f"{made_for}, {VERDICTS[verdict]}" if verdict else made_for)
+    return verdict
 
 
 def _look_at_calibration(diagnosis: Diagnosis, opened: Bundle, state: Path) -> None:
@@ -119,7 +147,7 @@ def _look_at_calibration(diagnosis: Diagnosis, opened: Bundle, state: Path) -> N
     from omnidraft.runtime.files import Unusable
     from omnidraft.runtime.invariance import fingerprint
     from omnidraft.runtime.pair import default_threads
-    from omnidraft.runtime.placement import CPU
+    from omnidraft.runtime.placement import CPU, PROVIDERS
     from omnidraft.runtime.state import read_document
 
     known: dict[str, Any] = {}
@@ -127,7 +155,8 @@ def _look_at_calibration(diagnosis: Diagnosis, opened: Bundle, state: Path) -> N
         known = read_document(state / FILE, SCHEMA, {})
     for name, target in opened.targets.items():
         for graph in target.graphs:
-            key = fingerprint(opened.files[graph.model]["sha256"], default_threads(), CPU)
+            provider = CPU if graph.qnn is None else PROVIDERS["qnn"].name
+            key = fingerprint(opened.digest(graph), default_threads(), provider)
             diagnosis.note("calibration", _label(name, graph), _calibrated(known.get(key)))
 
 
@@ -135,16 +164,10 @@ def _calibrated(known: dict[str, Any] | None) -> str:
     if known is None or "w0" not in known:
         return "not measured yet, the first run does it"
     promise = f"W₀ = {known['w0']}, text is exact" if known["w0"] else "no W₀, text is near"
+    if known.get("width"):
+        promise = f"no W₀, text is exact with {known['width']} rows in every pass"
     return promise + (", pass times known" if "passes" in known else ", pass times not measured yet")
 
 
 def _label(target: str, graph: Graph) -> str:
-    return f"{target}, {graph.precision}" + ("" if graph.profile == "cpu" else f", {graph.profile}")
-
-
-def _in_memory(weights: int, cache: int) -> float:
-    return PACKED * weights + cache
-
-
-def _needs(weights: int, cache: int) -> str:
-    return f"{megabytes(weights)} on disk, {megabytes(cache)} for {TOKENS} tokens"
+    return f"{target}, {graph.label}"

@@ -22,6 +22,9 @@ def calibrate(
     target: o.Target = None,
     precision: o.Precision = None,
     threads: o.Threads = 0,
+    ep: o.Ep = "auto",
+    strict_ep: o.StrictEp = False,
+    profile: o.Profile = "auto",
     state: o.StateFolder = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -31,15 +34,18 @@ def calibrate(
     """
     from omnidraft.runtime.calibration import calibrate as measure
     from omnidraft.runtime.pair import load_pair
+    from omnidraft.runtime.placement import read_wishes, warnings
     from omnidraft.runtime.state import State, default_state_folder
 
     kept = State(state or default_state_folder(), o.warn)
-    pair = load_pair(bundle, target, precision, threads)
+    pair = load_pair(bundle, target, precision, threads, wishes=read_wishes(ep, strict_ep, profile), state=kept)
+    for line in warnings(pair.placement):
+        o.warn(line)
     found = measure(pair, kept, anew=True, tell=o.tell)
     if as_json:
         parts = {"target": found.target, "drafter": found.drafter}
         passes = {name: None if times is None else times.as_dict() for name, times in parts.items()}
-        print(json.dumps({"w0": found.w0, "threads": pair.threads, **passes}))
+        print(json.dumps({"w0": found.w0, "width": found.width, "threads": pair.threads, **passes}))
         return
     _show(pair, found)
 
@@ -73,6 +79,8 @@ def _show(pair: Pair, found: Calibration) -> None:
     past = found.target.pasts[0]
     step = found.drafter.at(past)[1]
     promise = f"W0 = {found.w0}: text is exact" if found.w0 else "no W0: text is near, not exact"
+    if found.width is not None:
+        promise = f"no W0, text is exact with {found.width} rows in every pass"
     console.print(f"{pair.name} {pair.precision}, {pair.threads} threads; {promise}", markup=False)
     table = Table(title="milliseconds of a target pass", title_justify="left", box=box.SIMPLE_HEAD)
     for column in ("past", *(f"{rows} rows" for rows in SHOWN)):

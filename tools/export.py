@@ -17,7 +17,27 @@ def export(
     drafter: Annotated[str, typer.Option(help="Drafter: folder, hub id, .gguf file, or 'default'.")],
     target: Annotated[list[str], typer.Option(help="NAME=SRC, once per target; SRC as for --drafter, or 'smollm2'.")],
     out: Annotated[Path, typer.Option(help="The bundle's folder; a bundle that is there is replaced.")],
-    precision: Annotated[str, typer.Option(help="Precisions of the targets; the first is the default.")] = "int8",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Precisions of the targets; the first is the default. cpu: fp32, int8, int4. static: fp32, a16w8, "
+            "a8w8. [default: int8; static graphs: fp32]"
+        ),
+    ] = None,
+    profile: Annotated[
+        str,
+        typer.Option(
+            help="What to make graphs for. cpu: any number of rows. portable: the same in plain operators, at fp32, "
+            "for other toolchains. static: fixed shapes, for NPUs. "
+            "qnn:SOC,SOC…: compiled for Snapdragon; SM8450, SM8550, SM8650, SM8750, SM8850, X-Elite, simulator."
+        ),
+    ] = "cpu",
+    exporter: Annotated[
+        str, typer.Option(help="Who writes graphs for any number of rows: genai; optimum: then cpu means portable.")
+    ] = "genai",
+    context: Annotated[
+        int | None, typer.Option(min=64, help="Positions of static graphs. [default: 1024, or the model's own]")
+    ] = None,
     drafter_precision: Annotated[str, typer.Option(help="Precision of the drafter.")] = "int8",
     threads: Annotated[int, typer.Option(min=1, help="Threads for the checks against the checkpoints.")] = 1,
 ) -> None:
@@ -35,11 +55,12 @@ def export(
             raise OmniDraftError(
                 f"export needs the package {module}; in the clone run: pip install -c constraints.txt -e '.[export]'"
             )
-    from omnidraft.export.pipeline import Order
+    from omnidraft.export.order import Order, read_profiles
     from omnidraft.export.pipeline import export as run
 
-    precisions = tuple(part.strip() for part in precision.split(","))
-    order = Order(drafter, targets, out, precisions, drafter_precision, threads)
+    precisions = tuple(part.strip() for part in precision.split(",")) if precision is not None else ()
+    profiles = read_profiles(profile, exporter)
+    order = Order(drafter, targets, out, precisions, drafter_precision, threads, profiles, context)
     began = time.perf_counter()
     with _Bar() as progress:
         run(order, progress)

@@ -42,7 +42,7 @@ def pack(
         raise OmniDraftError(f"--node-modules is for --for web; leave it out for {platform}")
     check_out(out)
     kind = PLATFORMS[platform]
-    selection = select(bundle, target, precision, kind.learns)
+    selection = select(bundle, target, precision, kind.learns, kind.static)
     items = [*kind.items(Request(selection, node_modules, o.warn)), *selection.items()]
     items.append(sums(items))
     write_archive(out, f"omnidraft-{platform}", items)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,13 +41,14 @@ def setup_training(
 ) -> None:
     """Install onnxruntime-training for learning on the device; without it, onnx-step learns."""
     from omnidraft.adapters.trainers import default_packages
+    from omnidraft.tools.package_folder import megabytes
 
     folder = packages or default_packages()
     if python is None and os.environ.get("OMNIDRAFT_TRAINING_PYTHON"):
         python = Path(os.environ["OMNIDRAFT_TRAINING_PYTHON"])
     print(f"installing onnxruntime-training {VERSION} and what it needs into {folder}", flush=True)
     install(folder, python)
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+    size = megabytes(folder)
     print(f"It works: {folder}, {size:.0f} MB. Training uses it from now on; to remove it, delete that folder.")
 
 
@@ -63,30 +62,22 @@ def install(folder: Path, python: Path | None = None) -> dict[str, str]:
     from omnidraft.adapters.trainer import TrainerError
     from omnidraft.adapters.trainers import SETUP
     from omnidraft.runtime.errors import OmniDraftError
+    from omnidraft.tools.package_folder import make_folder
 
     interpreter = python or Path(sys.executable)
     why = unsupported(facts(interpreter))
     if why:
         raise OmniDraftError(why)
-    ours = folder.is_dir() and ((folder / SETUP).is_file() or not any(folder.iterdir()))
-    if folder.exists() and not ours:
-        raise OmniDraftError(f"{folder}: holds something else; name another folder with --packages")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-        new = Path(temporary) / "new"
-        _pip(interpreter, new)
-        own = python and str(python.absolute())
-        (new / SETUP).write_text(json.dumps({"python": own, "packages": REQUIREMENTS}, indent=1), encoding="utf-8")
+
+    def prove(new: Path) -> dict[str, str]:
         try:
             with closing(Worker(new, python)) as worker:
-                versions = {name: str(version) for name, version in worker.call("versions").items()}
+                return {name: str(version) for name, version in worker.call("versions").items()}
         except TrainerError as error:
             raise OmniDraftError(f"what was installed does not work and was removed: {error}") from None
-        if folder.exists():
-            folder.rename(Path(temporary) / "old")
-        new.rename(folder)
-        shutil.rmtree(Path(temporary) / "old", ignore_errors=True)
-    return versions
+
+    own = python and str(python.absolute())
+    return make_folder(folder, interpreter, REQUIREMENTS, (SETUP, {"python": own, "packages": REQUIREMENTS}), prove)
 
 
 def facts(python: Path) -> Facts:
@@ -118,15 +109,3 @@ def unsupported(facts: Facts) -> str:
         "only for CPython 3.8 to 3.12 on x86-64 Linux (glibc), macOS and x86-64 Windows; name such a Python with "
         "--python, or do without: onnx-step needs nothing"
     )
-
-
-def _pip(python: Path, target: Path) -> None:
-    from omnidraft.runtime.errors import OmniDraftError
-
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary", ":all:", "--target", str(target), *REQUIREMENTS]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"status {done.returncode}"]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines
-        raise OmniDraftError(f"pip could not install onnxruntime-training ({errors[-1]})")

@@ -10,7 +10,7 @@ import typer
 from omnidraft.tools import options as o
 
 if TYPE_CHECKING:
-    from omnidraft.runtime.bundle import ModelInfo
+    from omnidraft.runtime.bundle import Graph, ModelInfo
 
 
 def show(
@@ -23,13 +23,13 @@ def show(
     from rich.markup import escape
     from rich.table import Table
 
-    from omnidraft.runtime.bundle import MANIFEST, open_bundle
+    from omnidraft.runtime.bundle import MANIFEST, open_bundle, read_manifest
 
     opened = open_bundle(bundle)
     if check:
         opened.verify(opened.files)
     if as_json:
-        print(json.dumps(json.loads((bundle / MANIFEST).read_text(encoding="utf-8")), indent=1))
+        print(json.dumps(read_manifest(bundle / MANIFEST), indent=1))
         return
     console = Console()
     if check:
@@ -39,17 +39,20 @@ def show(
         table.add_column(column, justify="right" if column in ("MB", "vocabulary", "context", "same top-1") else "left")
 
     drafter = opened.drafter
-    lines: list[tuple[str, ModelInfo, str, str, dict[str, Any]]] = [
-        ("drafter", drafter, drafter.model, drafter.precision, drafter.parity)
-    ]
+    lines: list[tuple[str, ModelInfo, Graph]] = [("drafter", drafter, graph) for graph in drafter.all_graphs]
     for name, target in opened.targets.items():
-        lines += [(f"target {name}", target, graph.model, graph.precision, graph.parity) for graph in target.graphs]
-    for label, info, model, precision, parity in lines:
-        size = sum(opened.files[name]["size"] for name in opened.folder_files(model)) / 1e6
-        sizes = (f"{size:.1f}", str(info.vocabulary), str(info.context))
-        equal = "yes" if parity["greedy_equal"] else "no"
-        table.add_row(label, precision, *sizes, f"{parity['top1_agreement']:.3f}", equal)
+        lines += [(f"target {name}", target, graph) for graph in target.graphs]
+    for label, info, graph in lines:
+        size = sum(opened.files[name]["size"] for name in opened.folder_files(graph.model)) / 1e6
+        context = info.context if graph.static is None else graph.static["context"]
+        margin = graph.parity.get("greedy_margin")  # of the checkpoint, where the graph chose otherwise
+        equal = "yes" if graph.parity["greedy_equal"] else "no" if margin is None else f"no (margin {margin:.2g})"
+        figures = (f"{size:.1f}", str(info.vocabulary), str(context), f"{graph.parity['top1_agreement']:.3f}", equal)
+        table.add_row(label, graph.label, *figures)
     console.print(table)
+    for label, _, graph in lines:
+        if graph.nnapi is not None:
+            console.print(f"{label} ({graph.label}): {nnapi(graph.nnapi)}", markup=False, highlight=False)
     described: dict[str, ModelInfo] = {"drafter": drafter, **opened.targets}
     for label, info in described.items():
         console.print(f"{label}: {info.architecture}, from {info.source['name']}, licence {info.license}", markup=False)
@@ -57,4 +60,13 @@ def show(
         f"The drafter {'has' if drafter.trainable else 'has no'} LoRA inputs. same top-1, same text: greedy choices "
         "and text against the source checkpoint; drafting never changes a graph's own text. "
         f"Exported {opened.created} with " + ", ".join(f"{k} {v}" for k, v in opened.tools.items())
+    )
+
+
+def nnapi(found: dict[str, Any]) -> str:
+    """What ONNX Runtime's checker said about a graph and NNAPI."""
+    lacking = f", not {', '.join(found['unsupported'])}" if found["unsupported"] else ""
+    return (
+        f"NNAPI takes {found['share']:.1%} of {found['nodes']} nodes by name and shape{lacking}, partitions: "
+        f"{found['partitions']}, verdict: {found['verdict']}, by ONNX Runtime's checker; nothing was run"
     )

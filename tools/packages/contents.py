@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omnidraft.runtime.bundle import MANIFEST, Bundle, Graph, Target, open_bundle, parse_manifest
+from omnidraft.runtime.bundle import MANIFEST, Bundle, Graph, Target, open_bundle, read_manifest
+from omnidraft.runtime.qnn import SIMULATOR
 from omnidraft.tools.packages.archive import Item
 
 FOLDER = "bundle"
@@ -16,13 +17,17 @@ FOLDER = "bundle"
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a bundle that goes into a package. `learns`: with what the drafter learns with on the device."""
+    """The part of a bundle that goes into a package. `learns`: with what the drafter learns with on the device.
+
+    `static`: graphs of fixed shapes of target and drafter, which go along where a platform has a use for them.
+    """
 
     bundle: Bundle
     name: str
     target: Target
     graph: Graph
     learns: bool
+    static: tuple[Graph, ...] = ()
 
     @property
     def files(self) -> dict[str, str]:
@@ -33,6 +38,7 @@ class Selection:
         rows: list[tuple[str, Sequence[str | None]]] = [
             ("drafter", [n for n in _graph_files(self.bundle, drafter.model) if n not in head.values()]),
             (graph, _graph_files(self.bundle, self.graph.model)),
+            ("static graphs", [n for g in self.static for n in self.bundle.folder_files(g.model)]),
             ("tokenizers and map", [drafter.tokenizer, target.tokenizer, target.map]),
             ("chat templates", [drafter.chat_template, target.chat_template]),
         ]
@@ -42,13 +48,14 @@ class Selection:
 
     def manifest(self) -> dict[str, Any]:
         """The bundle's manifest, cut down to what is inside. Without what it learns with, the drafter cannot learn."""
-        source = self.bundle.path / MANIFEST
-        whole = parse_manifest(source.read_bytes(), source)
+        whole = read_manifest(self.bundle.path / MANIFEST)
         drafter = whole["drafter"]
         if not self.learns:
             drafter = {**drafter, "trainable": False, "lora": None, "training": None, "head": None}
+        models = {graph.model for graph in (self.graph, *self.static)}
+        drafter = {**drafter, "graphs": [g for g in drafter.get("graphs", ()) if g["model"] in models]}
         target = whole["targets"][self.name]
-        chosen = [g for g in target["graphs"] if g["model"] == self.graph.model]
+        chosen = [g for g in target["graphs"] if g["model"] in models]
         files = {name: whole["files"][name] for name in sorted(self.files)}
         return {**whole, "drafter": drafter, "targets": {self.name: {**target, "graphs": chosen}}, "files": files}
 
@@ -63,14 +70,21 @@ class Selection:
         return [*found, Item(f"{FOLDER}/{MANIFEST}", text.encode(), "notes and licences")]
 
 
-def select(path: Path, target: str | None, precision: str | None, learns: bool) -> Selection:
+def select(path: Path, target: str | None, precision: str | None, learns: bool, static: bool) -> Selection:
     """Open a bundle and choose the target (default: its first) at a precision (default: the target's first).
 
+    `static`: with each model's first graph of fixed shapes, and those compiled for devices, if it has any.
     Raises OmniDraftError for a bundle, target or precision that is not there.
     """
     bundle = open_bundle(path)
     name, info = bundle.target(target)
-    return Selection(bundle, name, info, bundle.graph(name, precision), learns)
+    along = (*_fixed(info.graphs), *_fixed(bundle.drafter.graphs)) if static else ()
+    return Selection(bundle, name, info, bundle.graph(name, precision, ("cpu",)), learns, along)
+
+
+def _fixed(graphs: Sequence[Graph]) -> list[Graph]:
+    plain = [graph for graph in graphs if graph.profile == "static"]
+    return plain[:1] + [graph for graph in graphs if graph.qnn and graph.qnn["soc"] != SIMULATOR]
 
 
 def _graph_files(bundle: Bundle, model: str) -> list[str]:

@@ -66,6 +66,10 @@ it runs on up to four threads. Check the files with `sha256sum -c SHA256SUMS`.
 
 def for_android(request: Request) -> list[Item]:
     """The class that hosts the graphs."""
+    folders = " and ".join(f"`{FOLDER}/{graph.folder}`" for graph in request.selection.static)
+    static = (
+        f"{folders}: fixed shapes, for NNAPI and other compilers; the class does not open them.\n" if folders else ""
+    )
     readme = f"""# OmniDraft for Android: {request.models}
 
     implementation("com.microsoft.onnxruntime:onnxruntime-android:{ANDROID_VERSION}")   // build.gradle.kts, minSdk 24
@@ -74,7 +78,8 @@ Copy `{FOLDER}/` to the app's files folder (weights lie beside the graphs, so as
 graphs with `{HOST.name}`: passes with rollback, on the CPU, with learned adapters.
 The loop around it (drafting, translation, verification, noise) is to be ported: golden vectors and a short version
 of it in JavaScript are in OmniDraft's tests/golden and web.
-The class is checked by compiling it; nothing here was executed on Android. `sha256sum -c SHA256SUMS` checks the files.
+{static}The class is checked by compiling it; nothing here was executed on Android.
+`sha256sum -c SHA256SUMS` checks the files.
 """
     return [Item(f"java/ai/omnidraft/{HOST.name}", HOST, "host class"), *_notes(request, readme, [])]
 
@@ -99,15 +104,16 @@ def _notes(request: Request, readme: str, others: list[str]) -> list[Item]:
 
 @dataclass(frozen=True)
 class Platform:
-    """`learns`: whether the drafter can learn there."""
+    """`learns`: whether the drafter can learn there; `static`: whether graphs of fixed shapes are of use there."""
 
     learns: bool
+    static: bool
     items: Callable[[Request], list[Item]]
 
 
 PLATFORMS = {
-    "linux-arm64": Platform(True, for_linux_arm64),
-    "web": Platform(False, for_web),
-    "android": Platform(False, for_android),
-    "ios": Platform(False, for_ios),
+    "linux-arm64": Platform(True, True, for_linux_arm64),
+    "web": Platform(False, False, for_web),
+    "android": Platform(False, True, for_android),
+    "ios": Platform(False, False, for_ios),
 }
