@@ -74,8 +74,9 @@ class LearningFile:
             memory.replay, memory.anchors = (self._unpacked(large[name]) for name in ("replay", "anchors"))
         if small is not None:
             memory.fresh = self._unpacked(small["fresh"])
-            memory.responses, memory.set_apart = small["responses"], max(small["set_apart"], len(memory.anchors))
-            standing = Standing(self._candidate(small["candidate"]), small["behind"], small["rounds"], small["credit"])
+            responses, apart, behind, rounds = (int(small[n]) for n in ("responses", "set_apart", "behind", "rounds"))
+            memory.responses, memory.set_apart = responses, max(apart, len(memory.anchors))
+            standing = Standing(self._candidate(small["candidate"]), behind, rounds, small["credit"])
         return memory, standing
 
     def save(self, memory: Memory, standing: Standing) -> None:
@@ -85,6 +86,8 @@ class LearningFile:
     def _save(self, memory: Memory, standing: Standing) -> None:
         found = standing.candidate
         described = None if found is None else self._write_candidate(found)
+        if found is not None and described is None:  # it was not saved: the last one, and its document, stay
+            return
         payload = {
             "fresh": [_packed(sample) for sample in memory.fresh],
             "responses": memory.responses, "set_apart": memory.set_apart,
@@ -118,11 +121,12 @@ class LearningFile:
             return None
         path = f"{self._folder}/{CANDIDATES}/{_candidate_name(described['sha256'])}"
         data = self._state.together(lambda: self._state.read_file(path, described["sha256"]))
-        if data is None or described["size"] > len(data) or described["size"] % 8:
+        size = int(described["size"])  # the schema takes 5.0 for an integer
+        if data is None or size > len(data) or size % 8:
             return None
-        lora, average = np.frombuffer(data[: described["size"]], "<f4").astype(np.float32).reshape(2, -1)
-        snapshot = Snapshot(lora, described["trained"], described["trainer"], data[described["size"] :])
-        counts = (described[name] for name in ("steps", "rounds", "positions", "misses"))
+        lora, average = np.frombuffer(data[:size], "<f4").astype(np.float32).reshape(2, -1)
+        snapshot = Snapshot(lora, int(described["trained"]), described["trainer"], data[size:])
+        counts = (int(described[name]) for name in ("steps", "rounds", "positions", "misses"))
         return Candidate(snapshot, average, *counts)
 
     def _unpacked(self, rows: Sequence[Payload]) -> list[Sample]:

@@ -10,8 +10,10 @@ import numpy as np
 import onnxruntime as ort
 
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.untrusted import MIB
 
 FORMAT_VERSION = 1
+MAX_BYTES = 64 * MIB
 
 
 def save_adapter(path: Path, parameters: Mapping[str, np.ndarray]) -> None:
@@ -33,6 +35,8 @@ def load_adapter(path: Path) -> dict[str, np.ndarray]:
     """The parameters of a file. Raises OmniDraftError if it cannot be read, or is of another version."""
     if not path.is_file():
         raise OmniDraftError(f"{path}: no such adapter")
+    if path.stat().st_size > MAX_BYTES:
+        raise OmniDraftError(f"{path}: too large for an adapter, at most {MAX_BYTES // MIB} MiB are read")
     try:
         file = ort.AdapterFormat.read_adapter(str(path))
     except Exception:  # ONNX Runtime raises many types, with lines of its source in the message

@@ -12,15 +12,17 @@ import jinja2
 from jinja2.ext import Extension
 from jinja2.nodes import Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.template_limits import MAX_SOURCE, BoundedEnvironment, clock
 
 Message = dict[str, Any]
 
 
 class ChatTemplate:
-    """A Jinja chat template, run as Hugging Face runs it: sandboxed, with the same filters, functions and options.
+    """A Jinja chat template, run as Hugging Face runs it: the same options and functions, and the filters in use.
+
+    It runs in a sandbox that bounds what it does (see `template_limits`).
 
     `specials`: variables such as bos_token and eos_token. `name` begins every error, so give it the file's path.
     Raises OmniDraftError for a template that does not parse or fails.
@@ -29,14 +31,15 @@ class ChatTemplate:
     def __init__(self, source: str, specials: Mapping[str, str], name: str = "chat template") -> None:
         self._name = name
         self._specials = dict(specials)
-        environment = ImmutableSandboxedEnvironment(
+        self._environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
+        self._environment.globals["raise_exception"] = _raise_exception
         self.source = source
+        if len(source) > MAX_SOURCE:
+            raise self.error(f"{len(source)} characters, at most {MAX_SOURCE} are run")
         try:
-            self._template = environment.from_string(source)
+            self._template = self._environment.from_string(source)
         except Exception as error:  # a template can fail in any way that Python can
             raise self.error(error) from None
 
@@ -47,13 +50,14 @@ class ChatTemplate:
 
         Messages are {"role": ..., "content": ...}; `now`: what a template that writes the date takes for it.
         """
+        self._environment.begin([messages, self._specials])
         try:
             return self._template.render(
                 messages=messages,
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                strftime_now=(now or datetime.now()).strftime,
+                strftime_now=clock(now or datetime.now()),
                 **self._specials,
             )
         except Exception as error:
@@ -108,17 +112,6 @@ class _Generation(Extension):
         """The nodes inside the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML, which no model was trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

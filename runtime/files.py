@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+
+from omnidraft.runtime.errors import one_line
 
 _ASIDE = re.compile(r"\.[a-z-]+-([0-9]{8}T[0-9]{6}\.[0-9]{6}Z)$")
 
@@ -16,7 +19,7 @@ class Unusable(Exception):
     """A file that must not be used. `label` becomes part of the name it is set aside under."""
 
     def __init__(self, label: str, why: str) -> None:
-        super().__init__(why)
+        super().__init__(one_line(why))
         self.label = label
 
 
@@ -39,11 +42,17 @@ def write_whole(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     if os.name == "posix":
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        # The new file is in place. Where a folder cannot be synced, a power cut may bring back the old one.
+        with suppress(OSError):
+            _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_regular(path: Path, limit: int) -> bytes:
@@ -64,6 +73,21 @@ def set_aside(path: Path, label: str, kept: int) -> Path:
     for old in sorted(path.parent.glob(f"{path.name}.{label}-*"))[:-kept]:
         old.unlink()
     return aside
+
+
+def remove_inside(folder: Path, spared: Collection[str]) -> None:
+    """Remove everything in a folder but files of these names at its top; links are not followed. Raises OSError."""
+    for path, folders, files in os.walk(folder, topdown=False):
+        here = Path(path)
+        for name in files:
+            if here != folder or name not in spared:
+                (here / name).unlink()
+        for name in folders:
+            inner = here / name
+            if inner.is_symlink():
+                inner.unlink()
+            else:
+                inner.rmdir()
 
 
 def last_aside(folder: Path, count: int) -> list[Path]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from omnidraft.runtime.bundle import Bundle, ModelInfo
 from omnidraft.runtime.chat import ChatTemplate, encode_prompt, utf8
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.token_bytes import TokenBytes
+from omnidraft.runtime.untrusted import MIB, read_limited
 
 Message = dict[str, str]
 
@@ -23,6 +25,15 @@ def as_messages(prompt: str | Sequence[Message]) -> list[Message]:
     return messages
 
 
+def read_template(path: Path, specials: Mapping[str, str]) -> ChatTemplate:
+    """The chat template in a file. Raises OmniDraftError if it is none; OSError."""
+    try:
+        source = read_limited(path, MIB).decode()
+    except ValueError as error:  # too large, or no UTF-8
+        raise OmniDraftError(f"{path}: not a chat template ({error}); export the bundle again") from None
+    return ChatTemplate(source, specials, str(path))
+
+
 class PromptEncoder:
     """Encodes prompts for one model of a bundle."""
 
@@ -35,8 +46,7 @@ class PromptEncoder:
         self.template: ChatTemplate | None = None
         if model.chat_template is not None:
             bundle.verify([model.chat_template])
-            source = (bundle.path / model.chat_template).read_text(encoding="utf-8")
-            self.template = ChatTemplate(source, model.template_tokens)
+            self.template = read_template(bundle.path / model.chat_template, model.template_tokens)
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the rendered template, up to where the model answers. Needs a template."""

@@ -33,6 +33,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 _SPELL_LIMIT = 32  # longest piece tried when text is spelled by bytes alone: keeps that search linear
 _BATCH = 8192
+CANNOT_ENCODE = "it cannot tokenize this text"
 _TO_ALPHABET = dict(enumerate(tokenizer_file.BYTE_ALPHABET))
 
 
@@ -56,8 +57,8 @@ class TokenBytes:
         try:
             self.tokenizer = Tokenizer.from_buffer(text)
             settings = Tokenizer.from_str(json.dumps(tokenizer_file.continuation_settings(document)))
-        except Exception as error:  # the tokenizers package raises plain Exception for every fault of a file
-            raise OmniDraftError(f"{name}: the tokenizers package cannot load it: {str(error)[:200]}") from None
+        except BaseException as error:
+            raise _fault(name, "the tokenizers package cannot load it", error) from None
         self.tokenizer.normalizer = settings.normalizer
         self.tokenizer.pre_tokenizer = settings.pre_tokenizer
         self.tokenizer.no_truncation()
@@ -114,7 +115,7 @@ class TokenBytes:
             string = text.decode()
         except UnicodeDecodeError:
             return self._encode_bytes(text)
-        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=False).ids
+        ids = self._tokenized(string)
         return ids if self.spells(ids, text) else self._encode_bytes(text)
 
     def encode_many(self, texts: Sequence[bytes]) -> list[list[int]]:
@@ -123,7 +124,10 @@ class TokenBytes:
         for start in range(0, len(texts), _BATCH):
             chunk = texts[start : start + _BATCH]
             strings = [text.decode(errors="replace") for text in chunk]
-            encodings = self.tokenizer.encode_batch_fast(strings, add_special_tokens=False)
+            try:
+                encodings = self.tokenizer.encode_batch_fast(strings, add_special_tokens=False)
+            except BaseException as error:
+                raise _fault(self.name, CANNOT_ENCODE, error) from None
             for text, encoding in zip(chunk, encodings, strict=True):
                 ids = encoding.ids
                 result.append(ids if self.spells(ids, text) else self._encode_or_nothing(text))
@@ -133,6 +137,13 @@ class TokenBytes:
         """Whether the bytes of `ids` joined are `text`; never if one of them has none."""
         pieces: list[Any] = [self.bytes_of[i] for i in ids]
         return None not in pieces and b"".join(pieces) == text
+
+    def _tokenized(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            raise _fault(self.name, CANNOT_ENCODE, error) from None
+        return ids
 
     def _encode_or_nothing(self, text: bytes) -> list[int]:
         try:
@@ -158,16 +169,22 @@ class TokenBytes:
             runs = re.split(f"([\udc80-\udcff{tokenizer_file.SPACE}]+)", string)
             return [run.encode(errors="surrogateescape") for run in runs if run]
         whole = re.sub("[\udc80-\udcff]+", _stand_in, string)
-        words = self.tokenizer.pre_tokenizer.pre_tokenize_str(whole)
+        try:
+            words = self.tokenizer.pre_tokenizer.pre_tokenize_str(whole)
+        except BaseException as error:
+            raise _fault(self.name, CANNOT_ENCODE, error) from None
         cuts = sorted({0, len(string), *(start for _, (start, _) in words)})
         return [string[start:end].encode(errors="surrogateescape") for start, end in pairwise(cuts)]
 
     def _encode_part(self, part: bytes) -> list[int]:
         if self._byte_level:
             word = part.decode("latin-1").translate(_TO_ALPHABET)
-            return [token.id for token in self.tokenizer.model.tokenize(word)]
+            try:
+                return [token.id for token in self.tokenizer.model.tokenize(word)]
+            except BaseException as error:
+                raise _fault(self.name, CANNOT_ENCODE, error) from None
         try:
-            return self.tokenizer.encode(part.decode(), add_special_tokens=False).ids
+            return self._tokenized(part.decode())
         except UnicodeDecodeError:
             return []
 
@@ -202,6 +219,16 @@ class TokenBytes:
             ids.append(id_of[text[last[end] : end]])
             end = last[end]
         return ids[::-1]
+
+
+def _fault(name: str, what: str, error: BaseException) -> BaseException:
+    """What to raise for a fault of the tokenizers package, which has plain Exception, and panics, for all of them.
+
+    A panic (a regular expression that takes too many steps) is a BaseException that cannot be imported.
+    """
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return OmniDraftError(f"{name}: {what}: {str(error)[:200]}")
+    return error
 
 
 def _stand_in(run: re.Match[str]) -> str:

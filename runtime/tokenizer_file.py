@@ -6,13 +6,13 @@ with byte fallback ("▁" is a space, "<0xNN>" a byte).
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.untrusted import MIB, parse_json
 
-MAX_FILE_BYTES = 256 << 20
+MAX_FILE_BYTES = 64 * MIB
 MAX_TOKENS = 2_000_000
 MAX_TOKEN_CHARS = 65_536
 SPACE = "▁"
@@ -34,8 +34,8 @@ _FROM_ALPHABET = dict.fromkeys(range(256), "\uffff") | {ord(char): chr(i) for i,
 def parse(text: bytes, name: str) -> dict[str, Any]:
     """A tokenizer.json of a supported kind, with every part this module reads checked."""
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = parse_json(text)
+    except ValueError:
         raise OmniDraftError(f"{name}: not a tokenizer.json (no valid JSON); export or copy it again") from None
     model = document.get("model") if isinstance(document, dict) else None
     if not isinstance(model, dict):
@@ -52,11 +52,18 @@ def parse(text: bytes, name: str) -> dict[str, Any]:
     vocabulary, added = model.get("vocab"), document.setdefault("added_tokens", [])
     if not isinstance(vocabulary, dict) or not isinstance(added, list) or not all(map(_is_added_token, added)):
         raise OmniDraftError(f"{name}: its vocabulary or added_tokens are malformed; export or copy it again")
+    if not isinstance(model.get("unk_token"), str | None):
+        raise OmniDraftError(f"{name}: its unk_token is no text; export or copy it again")
     entries = [*vocabulary.items(), *((token["content"], token.get("id")) for token in added)]
     for content, token_id in entries:
         if type(token_id) is not int or not 0 <= token_id < MAX_TOKENS or len(content) > MAX_TOKEN_CHARS:
             raise OmniDraftError(f"{name}: token {content[:40]!r} has the unusable id {str(token_id)[:40]}")
-    return document
+    try:
+        "".join(content for content, _ in entries).encode()
+    except UnicodeEncodeError:
+        raise OmniDraftError(f"{name}: a token holds half a surrogate pair; export or copy it again") from None
+    found: dict[str, Any] = document
+    return found
 
 
 def _is_added_token(token: Any) -> bool:
@@ -67,11 +74,16 @@ def _is_added_token(token: Any) -> bool:
 
 def _steps(node: Any, children: str) -> list[dict[str, Any]]:
     """A normalizer, pre-tokenizer or decoder as a flat list of its steps."""
-    if not isinstance(node, dict):
-        return []
-    if node.get("type") == "Sequence" and isinstance(node.get(children), list):
-        return [step for child in node[children] for step in _steps(child, children)]
-    return [node]
+    steps, waiting = [], [node]
+    while waiting:  # nothing bounds how deeply a stranger nests them
+        node = waiting.pop()
+        if not isinstance(node, dict):
+            continue
+        if node.get("type") == "Sequence" and isinstance(node.get(children), list):
+            waiting += reversed(node[children])
+        else:
+            steps.append(node)
+    return steps
 
 
 def is_byte_level(document: dict[str, Any]) -> bool:
@@ -100,7 +112,8 @@ def continuation_settings(document: dict[str, Any]) -> dict[str, Any]:
     keep = [
         step
         for step in _steps(document.get("normalizer"), "normalizers")
-        if step.get("type") == "Replace" and step.get("pattern") == {"String": " "} and not is_byte_level(document)
+        if (step.get("type"), step.get("pattern"), step.get("content")) == ("Replace", {"String": " "}, SPACE)
+        and not is_byte_level(document)
     ]
     before = []
     for step in _steps(document.get("pre_tokenizer"), "pretokenizers"):

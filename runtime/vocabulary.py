@@ -15,10 +15,11 @@ import numpy as np
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.token_bytes import TokenBytes
 from omnidraft.runtime.tokenizer_file import MAX_TOKENS
+from omnidraft.runtime.untrusted import MIB, parse_json
 
 SCHEMA = "omnidraft-vocabulary/1"
 MAX_SPELLING = 512  # tokens one entry may have: a token of many spaces or emoji in another vocabulary's bytes
-MAX_FILE_BYTES = 256 << 20
+MAX_FILE_BYTES = 64 * MIB
 _ENDS = ("eos", "end_of_turn")
 
 
@@ -100,10 +101,10 @@ def load_map(path: Path, draft_sha256: str, target_sha256: str) -> VocabularyMap
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise _damaged(path, f"more than {MAX_FILE_BYTES} bytes")
-        document = json.loads(path.read_bytes())
+        document = parse_json(path.read_bytes())
     except OSError as error:
         raise OmniDraftError(f"{path}: cannot read the vocabulary map: {error.strerror}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise _damaged(path, "no valid JSON") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise _damaged(path, f"its schema is not {SCHEMA}")

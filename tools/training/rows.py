@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.untrusted import parse_json
 
 HELD_OUT = 24  # one prompt of so many is never trained on
 Parsed = TypeVar("Parsed")
@@ -58,7 +60,9 @@ def read_prompts(paths: Iterable[Path]) -> tuple[list[Prompt], list[str]]:
     def parse(value: dict[str, Any], name: str) -> Prompt:
         if not value["prompt"].strip():
             raise ValueError
-        return Prompt(str(value.get("id", name)), str(value.get("task", "text")), value["prompt"])
+        id, task, prompt = str(value.get("id", name)), str(value.get("task", "text")), str(value["prompt"])
+        (id + task + prompt).encode()  # no half of a surrogate pair
+        return Prompt(id, task, prompt)
 
     return _read(paths, parse, "prompt")
 
@@ -75,7 +79,10 @@ def read_rows(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
         if not (isinstance(value["prompt"], str) and isinstance(answer, str)):
             raise ValueError
         id, task = str(value.get("id", name)), str(value.get("task", "text"))
+        (id + task + value["prompt"] + answer).encode()  # no half of a surrogate pair
         temperature = float(value.get("temperature", 1)) if response else None
+        if temperature is not None and not isfinite(temperature):
+            raise ValueError
         return Row(id, task, value["prompt"], answer, temperature, bool(value.get("finished", True)))
 
     return _read(paths, parse, "prompt and response or reference")
@@ -92,8 +99,8 @@ def _read(
             raise OmniDraftError(f"{path}: cannot be read ({error.strerror}); give a JSONL file") from None
         for number, line in enumerate(lines if lines != [b""] else [], 1):
             try:
-                rows.append(parse(json.loads(line), f"{path.stem}-{number}"))
-            except (ValueError, KeyError, TypeError, AttributeError):
+                rows.append(parse(parse_json(line), f"{path.stem}-{number}"))
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 complaints.append(f"{path}:{number}: not an object with {wanted}; skipped")
     return rows, complaints
 
