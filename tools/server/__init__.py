@@ -1,0 +1,1 @@
+"""The OpenAI API over a bundle: see docs/server.md."""
