@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from omnidraft.adapters.labels import Labels, projected
 from omnidraft.adapters.layout import Floats, Layout
 from omnidraft.adapters.samples import Sample, Spelling
-from omnidraft.runtime.decoder import Decoder
+from omnidraft.runtime.causal_model import CausalModel
 
 
 def agreement(logits: NDArray[np.float32], labels: Labels) -> NDArray[np.float64]:
@@ -30,7 +30,7 @@ def agreement(logits: NDArray[np.float32], labels: Labels) -> NDArray[np.float64
 class Shadow:
     """Measures adapters on samples with the very graph that drafts; the decoder's past is lost each time."""
 
-    def __init__(self, decoder: Decoder, layout: Layout, spelling: Spelling) -> None:
+    def __init__(self, decoder: CausalModel, layout: Layout, spelling: Spelling) -> None:
         self._decoder, self._layout, self._spelling = decoder, layout, spelling
 
     def measure(self, lora: Floats | None, samples: Sequence[Sample]) -> float:

@@ -34,7 +34,7 @@ from omnidraft.runtime.placement import Wishes, warnings
 from omnidraft.runtime.policy import LONGEST_DRAFT, CostAware, Fixed, Policy, Threshold
 from omnidraft.runtime.prompt import Message, as_messages
 from omnidraft.runtime.proposer import Choice, Drafter, Nothing, Proposer
-from omnidraft.runtime.report import Report, rate
+from omnidraft.runtime.report import Report, Tally, rate
 from omnidraft.runtime.sampling import Sampling
 from omnidraft.runtime.state import Key, State
 from omnidraft.runtime.stop import StopMachine
@@ -44,24 +44,20 @@ from omnidraft.runtime.translation import Translation
 class Engine:
     """A target with its drafter, ready to decode one response at a time."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        options: Options,
-        state: State,
-        calibration: Calibration,
-    ) -> None:
+    def __init__(self, pair: Pair, options: Options, state: State, calibration: Calibration) -> None:
         """Engines with different options may share a pair, one after the other.
 
-        `calibration`: what `calibrate` found; without a W₀ the text is near, not exact.
+        `calibration`: what `calibrate` found; without W₀ or a width the text is near, not exact.
         """
         self.pair, self.options, self.calibration, self._state = pair, options, calibration, state
-        exact = options.lossless == "exact" and calibration.w0 is not None
-        self._least_rows = calibration.w0 if exact and calibration.w0 is not None else 1
+        exact = options.lossless == "exact" and calibration.least_rows is not None
+        self._least_rows = (calibration.least_rows or 1) if exact else 1
+        self._width = calibration.width if exact else None  # of every pass, where rows agree within it only
         self.lossless = "exact" if exact else "near"
         self.cache: NgramCache | None = None
         self._proposer: Proposer = self._make_proposer() if options.drafts else Nothing()
         self.report: Report | None = None
+        self.tally = Tally()  # of the newest response, while it is streamed too
         self._adapter: Mapping[str, np.ndarray] | None = None
         self._head: Mapping[str, np.ndarray] | None = None
         self.observing = False
@@ -89,11 +85,11 @@ class Engine:
         """
         options = options or Options()
         state = state or State(None, warn)
-        pair = load_pair(Path(path), target, precision, threads, options.drafts, wishes)
+        pair = load_pair(Path(path), target, precision, threads, options.drafts, wishes, state)
         for line in warnings(pair.placement):
             warn(line)
         calibration = calibrate(pair, state, options.measured, tell=tell)
-        if options.lossless == "exact" and calibration.w0 is None:
+        if options.lossless == "exact" and calibration.least_rows is None:
             warn(f"no width up to {WIDEST} gives equal rows on this device: the text is near, not exact")
         return cls(pair, options, state, calibration)
 
@@ -104,13 +100,14 @@ class Engine:
         max_new_tokens: int = 256,
         stop: Sequence[str] = (),
         raw: bool = False,
+        top_logprobs: int | None = None,
     ) -> Generator[Chunk, None, None]:
         """Yield the response chunk by chunk; `report` describes it afterwards, also when it was cut short.
 
         While `observing` is set, `observation` then has what the response teaches.
 
-        `prompt`: a user message, or a list of {"role", "content"}; `raw`: text to continue without
-        the chat template. Raises OmniDraftError for an empty prompt, or one that does not fit.
+        `prompt`: a user message, or a list of {"role", "content"}; `raw`: text to continue without the chat template;
+        `top_logprobs`: see `Generation`. Raises OmniDraftError for an empty prompt, or one that does not fit.
         """
         clock = PhaseClock()
         clock.enter("prefill")
@@ -136,7 +133,9 @@ class Engine:
             budget=max_new_tokens,
             paper_rule=self.options.verification == "paper",
             observation=self.observation,
+            top_logprobs=top_logprobs,
         )
+        self.tally = generation.tally
         try:
             yield from generation.run(prefix, text)
         finally:
@@ -146,6 +145,8 @@ class Engine:
             self.save()
             generation.clock.stop()
             if generation.active:
+                if self._proposer.failure:
+                    self._state.warn(f"the drafter failed, the target went on alone: {self._proposer.failure}")
                 self.report = self._report(generation, machine, sampling)
 
     def use_adapter(
@@ -213,6 +214,8 @@ class Engine:
 
     def _make_proposer(self) -> Choice:
         policy, options = self._make_policy(), self.options
+        if self._width is not None:
+            policy.longest = min(policy.longest, self._width - 1)
         lookup = LookUp() if options.measured and options.lookup else None
         return Choice(self._make_drafter(policy), lookup, policy)
 
@@ -267,11 +270,14 @@ class Engine:
             return ids, draft.chat(messages), b""
         return ids, draft.boundary, utf8(plain + "\n\n" if chat else plain)
 
+    def room(self, prompt_tokens: int) -> int:
+        """The most new tokens that fit behind a prompt; below 1 if none does."""
+        return self.pair.target.info.context - prompt_tokens - (self._least_rows - 1)
+
     def _check_room(self, prompt_tokens: int, max_new_tokens: int) -> None:
         if max_new_tokens < 1:
             raise OmniDraftError("max-new-tokens must be at least 1")
-        context = self.pair.target.info.context
-        room = context - prompt_tokens - (self._least_rows - 1)
+        context, room = self.pair.target.info.context, self.room(prompt_tokens)
         if room < max_new_tokens:
             fix = f"set max-new-tokens to at most {room}" if room > 0 else "shorten the prompt"
             raise OmniDraftError(
@@ -311,7 +317,10 @@ class Engine:
             overhead_ms=generation.overhead_ms,
             providers={model: placed.actual for model, placed in placement.items()},
             placement=placement,
+            profiles={model: graph.profile for model, graph in self.pair.graphs.items() if model in used},
+            decode_width=self._width,
             phases=dict(generation.clock.seconds),
+            drafter_failure=self._proposer.failure,
             counts={**asdict(tally), "emitted": len(emitted), "rounds": max(0, tally.passes - 1)},
             tokens=emitted,
             predictions=generation.predictions,

@@ -10,11 +10,13 @@ from time import perf_counter
 import numpy as np
 
 from omnidraft.runtime import paper
+from omnidraft.runtime.causal_model import CausalModel
 from omnidraft.runtime.clock import PhaseClock
-from omnidraft.runtime.decoder import Decoder, prefill
+from omnidraft.runtime.decoder import prefill
 from omnidraft.runtime.drafting import Draft
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.invariance import CHUNK
+from omnidraft.runtime.logprobs import Logprobs, logprobs
 from omnidraft.runtime.observation import Observation
 from omnidraft.runtime.proposer import Proposer
 from omnidraft.runtime.report import Tally
@@ -26,11 +28,15 @@ from omnidraft.runtime.verification import Verdict, verify
 
 @dataclass(frozen=True)
 class Chunk:
-    """Text that can be shown now, with the token that completed it and whether the drafter proposed that token."""
+    """Text that can be shown now, with the token that completed it and whether the drafter proposed that token.
+
+    `logprobs`: how likely the target found the token, where somebody asked.
+    """
 
     text: str
     token: int
     from_draft: bool
+    logprobs: Logprobs | None = None
 
 
 class Generation:
@@ -38,7 +44,7 @@ class Generation:
 
     def __init__(
         self,
-        target: Decoder,
+        target: CausalModel,
         proposer: Proposer,
         prompt: Sequence[int],
         sampling: Sampling,
@@ -48,16 +54,18 @@ class Generation:
         budget: int,
         paper_rule: bool = False,
         observation: Observation | None = None,
+        top_logprobs: int | None = None,
     ) -> None:
         """`prompt`: target ids, not empty; `least_rows`: W₀, every target pass has at least so many rows.
 
-        `observation`: where to write what the target said, if somebody learns from it.
+        `observation`: where to write what the target said, if somebody learns from it; `top_logprobs`: of how many
+        likeliest tokens chunks shall have logprobs beside the emitted one's, None for no logprobs.
 
         Takes the target over: a stream that was started before on the same decoder cannot go on.
         """
         self._target, self._proposer, self._sampling, self._stop = target, proposer, sampling, stop
         self._least, self._budget, self._paper = least_rows, budget, paper_rule
-        self._observation = observation
+        self._observation, self._top = observation, top_logprobs
         self.prompt_tokens = len(prompt)
         self.tokens = list(prompt)
         self.clock, self.tally = clock, Tally()
@@ -144,8 +152,9 @@ class Generation:
         """Pass a round's tokens through the stop machine. What lies behind the stop never happened."""
         self.clock.enter("other")
         chunks: list[Chunk] = []
-        for token in verdict.tokens:
-            chunks.append(Chunk(self._stop.push(token), token, len(chunks) < verdict.accepted))
+        for token, row in zip(verdict.tokens, logits, strict=False):
+            likely = None if self._top is None else logprobs(row, token, self._top)
+            chunks.append(Chunk(self._stop.push(token), token, len(chunks) < verdict.accepted, likely))
             if self._stop.finish_reason is not None:
                 draft.proposals = draft.proposals[: len(chunks)]
                 break

@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from omnidraft.runtime import drafting, paper
+from omnidraft.runtime.causal_model import CausalModel
 from omnidraft.runtime.clock import PhaseClock
 from omnidraft.runtime.context import DraftContext
-from omnidraft.runtime.decoder import Decoder
 from omnidraft.runtime.drafting import Draft, Law, Proposal
+from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.features import describe
 from omnidraft.runtime.lookup import LookUp
 from omnidraft.runtime.ngram_cache import NgramCache
@@ -26,6 +27,11 @@ class Proposer(Protocol):
     @property
     def seconds(self) -> float:
         """Time spent inside a draft model since it was loaded."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """Why the draft model proposes nothing more in this response, in one line; "" while it runs."""
         ...
 
     def begin(self, prompt: Sequence[int], prefix: Sequence[int], text: bytes, clock: PhaseClock) -> None:
@@ -53,6 +59,7 @@ class Nothing:
     """The proposer of plain decoding."""
 
     seconds = 0.0
+    failure = ""
 
     def begin(self, prompt: Sequence[int], prefix: Sequence[int], text: bytes, clock: PhaseClock) -> None:
         """Nothing to follow."""
@@ -76,7 +83,7 @@ class Drafter:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: CausalModel,
         draft_tokens: TokenBytes,
         target_tokens: TokenBytes,
         translation: Translation,
@@ -168,10 +175,14 @@ class Drafter:
 
 
 class Choice:
-    """The proposer of drafting: in each round the look-up or the drafter, as long as the policy says."""
+    """The proposer of drafting: in each round the look-up or the drafter, as long as the policy says.
+
+    A drafter that fails is left alone for the rest of the response: the target needs none of its proposals.
+    """
 
     def __init__(self, drafter: Drafter, lookup: LookUp | None, policy: Policy) -> None:
         self.drafter, self.lookup, self._policy = drafter, lookup, policy
+        self.failure = ""
 
     @property
     def seconds(self) -> float:
@@ -180,7 +191,11 @@ class Choice:
 
     def begin(self, prompt: Sequence[int], prefix: Sequence[int], text: bytes, clock: PhaseClock) -> None:
         """Both follow the response."""
-        self.drafter.begin(prefix, text, clock)
+        self.failure = ""
+        try:
+            self.drafter.begin(prefix, text, clock)
+        except OmniDraftError as error:
+            self.failure = str(error)
         if self.lookup is not None:
             self.lookup.begin(prompt)
 
@@ -189,7 +204,7 @@ class Choice:
         limit = min(limit, self._policy.longest)
         found = Draft() if self.lookup is None else self._found(self.lookup, limit)
         if self._policy.opens(position - 1, limit, found.expected):
-            drawn = self.drafter.propose(sampling, position, limit)
+            drawn = self._drawn(sampling, position, limit)
             if not drawn.proposals:
                 self._policy.more([])
             kept, gain = self._policy.keep(drawn.expected)
@@ -213,6 +228,15 @@ class Choice:
     def finish(self) -> None:
         """The drafter reads to the end, for its n-gram cache."""
         self.drafter.read()
+
+    def _drawn(self, sampling: Sampling, position: int, limit: int) -> Draft:
+        if self.failure:
+            return Draft()
+        try:
+            return self.drafter.propose(sampling, position, limit)
+        except OmniDraftError as error:
+            self.failure = str(error)
+            return Draft()
 
     def _found(self, lookup: LookUp, limit: int) -> Draft:
         found = lookup.find(limit)

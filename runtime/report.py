@@ -48,12 +48,15 @@ class Report:
     """One response: text, why it ended, and where the time went. What was not measured is None.
 
     A cancelled response holds what was verified, which may be a few tokens more than were delivered.
-    `lossless`: "exact" (bit for bit the text of plain decoding), "near", or "biased" (the paper's rule, sampling).
+    `lossless`: "exact" (bit for bit the text of plain decoding), "near", or "biased" (the paper's rule, sampling);
+    `decode_width`: the rows of every pass behind the prompt, where exact text needs the same number in all.
     `tokens_per_second`: emitted tokens after the first, over the time from the first to the last.
     `time_to_first_token` and `phases` are seconds; the phases add up to `seconds`.
     `overhead_ms`: median milliseconds of a round that neither model was running.
     `mean_draft_length`: proposals of a round; `lookup_use`: share of them that was looked up, not drafted.
-    `providers`: ONNX Runtime's name of what ran most of each model; `placement`: that, what was asked for, and shares.
+    `providers`: ONNX Runtime's name of what ran most of each model; `placement`: that, what was asked for, and shares;
+    `profiles`: which of a bundle's graphs that was.
+    `drafter_failure`: why the drafter failed and the target went on alone, in one line; "" if it ran.
     `counts`: what the rates were made of, for sums over responses; `tokens`: the emitted ids; `predictions`: expected
     acceptance and outcome of each drafted proposal that the target decided.
     """
@@ -82,6 +85,9 @@ class Report:
     overhead_ms: float | None
     providers: dict[str, str]
     phases: dict[str, float]
+    decode_width: int | None = None
+    profiles: dict[str, str] = field(default_factory=dict)
+    drafter_failure: str = ""
     placement: dict[str, Placed] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict, repr=False)
     tokens: list[int] = field(default_factory=list, repr=False)

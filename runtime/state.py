@@ -19,17 +19,23 @@ import platformdirs
 from filelock import FileLock
 
 from omnidraft.runtime.errors import OmniDraftError
-from omnidraft.runtime.files import Unusable, last_aside, read_regular, set_aside, write_whole
+from omnidraft.runtime.files import Unusable, last_aside, read_regular, remove_inside, set_aside, write_whole
 
 MARKER = "omnidraft-state.txt"
 LOCK = ".lock"
+FORGETTING = ".forgetting"  # there while everything is being removed, so that whoever comes next finishes it
 MAX_BYTES = 64 << 20
 KEPT_ASIDE = 3
 LOCK_SECONDS = 10.0
+UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
 
 Payload = dict[str, Any]
 Key = dict[str, str | int | float | bool | None]
 T = TypeVar("T")
+
+
+class NotWritable(OmniDraftError):
+    """The disk of the state folder is full, or the folder must not be written."""
 
 
 class _Mine(threading.local):
@@ -51,7 +57,8 @@ class State:
     reported in one line, and work goes on without it.
 
     `folder` None keeps nothing: every load is None and every update does nothing. Raises OmniDraftError if the folder
-    cannot be written, or holds something else (`forget` empties it, so it must be ours alone).
+    cannot be written (NotWritable where the disk is full or read-only), or holds something else (`forget` empties it,
+    so it must be ours alone).
     """
 
     def __init__(self, folder: Path | None, warn: Callable[[str], None]) -> None:
@@ -60,6 +67,15 @@ class State:
         self._mine = _Mine()
         if folder is not None:
             self._open(folder)
+
+    @classmethod
+    def where_possible(cls, folder: Path | None, warn: Callable[[str], None]) -> State:
+        """For those who can do without: where the folder is not writable, one line says so and nothing is kept."""
+        try:
+            return cls(folder, warn)
+        except NotWritable as error:
+            warn(f"{error}; going on without it, nothing is kept")
+            return cls(None, warn)
 
     def load(self, relative: str, schema: str, key: Key | None) -> Payload | None:
         """The payload of a document, whatever its key for None; None where there is none that can be used."""
@@ -167,22 +183,16 @@ class State:
             return None
 
     def forget(self) -> None:
-        """Remove everything learned, with what was set aside. Raises OmniDraftError if something stays."""
+        """Remove everything learned, with what was set aside. Raises OmniDraftError if something stays.
+
+        A process that is killed here has removed nothing, or what it left goes when the folder is opened next.
+        """
         if self.folder is None:
             return
         try:
             with self._lock():
-                for folder, folders, files in os.walk(self.folder, topdown=False):
-                    here = Path(folder)
-                    for name in files:
-                        if here != self.folder or name not in (MARKER, LOCK):
-                            (here / name).unlink()
-                    for name in folders:
-                        inner = here / name
-                        if inner.is_symlink():
-                            inner.unlink()
-                        else:
-                            inner.rmdir()
+                (self.folder / FORGETTING).touch()
+                _forget_all(self.folder)
         except OSError as error:
             raise OmniDraftError(
                 f"{error.filename or self.folder}: could not be removed ({_reason(error)}); delete {self.folder}"
@@ -200,8 +210,11 @@ class State:
                 probe = folder / ".probe"
                 probe.touch()
                 probe.unlink()
+                if (folder / FORGETTING).exists():
+                    _forget_all(folder)
         except OSError as error:
-            raise OmniDraftError(
+            kind = NotWritable if error.errno in UNWRITABLE else OmniDraftError
+            raise kind(
                 f"{folder}: not writable as a state folder ({_reason(error)}); use --state DIR or --no-state"
             ) from None
 
@@ -224,6 +237,11 @@ class State:
     def _set_aside(self, path: Path, why: Unusable, otherwise: str) -> None:
         aside = set_aside(path, why.label, KEPT_ASIDE)
         self.warn(f"{path}: {why}; set aside as {aside.name}, {otherwise}")
+
+
+def _forget_all(folder: Path) -> None:
+    remove_inside(folder, (MARKER, LOCK, FORGETTING))
+    (folder / FORGETTING).unlink()
 
 
 def _inside(folder: Path, relative: str) -> Path:
@@ -259,7 +277,7 @@ def _payload_check(schema: str) -> Callable[[Any], Any]:
     if name is None or not file.is_file():
         raise ValueError(f"{schema!r} is not a schema id")
     definition = json.loads(file.read_text(encoding="utf-8"))
-    if definition.pop("$id") != schema:
+    if definition.pop("$id", None) != schema:
         raise ValueError(f"schemas/{name[1]}.json is not {schema}")
     check: Callable[[Any], Any] = fastjsonschema.compile(definition)
     return check
