@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import platform
-from dataclasses import asdict
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,22 +13,18 @@ import typer
 from omnidraft.tools import options as o
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.console import Console
 
-    from omnidraft.runtime.calibration import Calibration
-    from omnidraft.runtime.engine import Engine
-    from omnidraft.runtime.options import Options
-    from omnidraft.runtime.pair import Pair
-    from omnidraft.runtime.report import Report
-    from omnidraft.tools.learned import Learned
-    from omnidraft.tools.measure import Contender, Row
+    from omnidraft.tools.comparison import Findings, Order
+    from omnidraft.tools.tables import Sheet
 
-ALL = "all tasks"
+DRAFT, MAP = "1,2,4,threshold,cost", "full"
 LEGEND = (
     "speed-up: against plain decoding with 1-row passes, median over prompts. accept: acceptance rate; "
-    "/verify: tokens per verify; k: proposals a round; gain (with --map): tokens per verify more than the first map, "
-    "95 % interval; last: how much quicker the last row is, 95 % interval; "
-    "learn: tokens/s while learning goes on all the time; equal: texts equal to plain decoding."
+    "/verify: tokens per verify; k: proposals a round; last: how much quicker the last row is, 95 % interval; "
+    "equal: texts equal to plain decoding; learn: tokens/s while learning goes on all the time. "
+    "With --map, gain: tokens per verify more than the first map, 95 % interval. "
+    "With --paper, accept +: acceptance rate more than SpD_DM, 95 % interval; 95 %: interval of the speed-up."
 )
 
 
@@ -38,10 +34,8 @@ def bench(
     n: Annotated[int, typer.Option("--n", min=1, help="Prompts of each task.")] = 8,
     target: o.Target = None,
     precision: Annotated[str | None, typer.Option(help="One or more, by commas. [default: the target's first]")] = None,
-    draft: Annotated[
-        str, typer.Option(help="Rows, by commas: lengths, threshold[:G], cost, cost-no-look-up.")
-    ] = "1,2,4,threshold,cost",
-    maps: Annotated[str, typer.Option("--map", help="Each of them with: direct, online, static, full.")] = "full",
+    draft: Annotated[str, typer.Option(help="Rows, by commas: lengths, threshold[:G], cost, cost-no-look-up.")] = DRAFT,
+    maps: Annotated[str, typer.Option("--map", help="Each of them with: direct, online, static, full.")] = MAP,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,
     top_k: o.TopK = 0,
@@ -56,11 +50,23 @@ def bench(
     threads: o.Threads = 0,
     ep: o.Ep = "auto",
     strict_ep: o.StrictEp = False,
+    profile: o.Profile = "auto",
     learn_from: Annotated[
         Path | None, typer.Option(help="JSONL of other prompts to learn from first; adds a row for each loss and rank.")
     ] = None,
+    paper: Annotated[
+        bool,
+        typer.Option("--paper", help="The rows of the paper's tables; each task learns from its own in --learn-from."),
+    ] = False,
     against: Annotated[
-        str | None, typer.Option(help="genai: a row for onnxruntime-genai's own plain decoding.")
+        str | None,
+        typer.Option(
+            help="Rows for other runtimes, by commas: onnxruntime (there anyway), genai, transformers, "
+            "transformers-assisted, llama.cpp. One that is not installed is skipped, with the reason."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A new folder for figures, tables and pictures; results are never overwritten.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
@@ -70,128 +76,88 @@ def bench(
     decoding alone; the time to the first token is apart.
     """
     from rich.console import Console
-    from rich.progress import Progress
 
-    from omnidraft.runtime.bundle import open_bundle
-    from omnidraft.runtime.calibration import calibrate
+    from omnidraft.runtime import compiled
+    from omnidraft.runtime.bundle import MANIFEST, open_bundle
     from omnidraft.runtime.errors import OmniDraftError
-    from omnidraft.runtime.pair import load_pair
-    from omnidraft.runtime.placement import read_wishes, warnings
+    from omnidraft.runtime.placement import read_wishes
     from omnidraft.runtime.sampling import Sampling
-    from omnidraft.runtime.state import State
-    from omnidraft.tools.contenders import choose, make_rows
-    from omnidraft.tools.genai import NAME, Genai
-    from omnidraft.tools.learned import with_learning
-    from omnidraft.tools.measure import measure, read_prompts, rows
-    from omnidraft.tools.tables import LENGTHS, MAPS, tables
+    from omnidraft.tools.comparison import Order, compare
+    from omnidraft.tools.contenders import choose
+    from omnidraft.tools.measure import read_prompts
+    from omnidraft.tools.paper_tables import check_lessons
+    from omnidraft.tools.peers.against import read_against
+    from omnidraft.tools.results import ResultFolder, document, write_document
 
     choices = choose(draft, maps, lossless, verification)
-    if against not in (None, "genai"):
-        raise OmniDraftError(f"--against {against}: only genai so far")
+    peers = read_against(against) if against else []
+    if peers and stop:
+        raise OmniDraftError("--against: not every runtime can stop before a text; leave --stop out")
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-    wishes = read_wishes(ep, strict_ep)
-    tasks = read_prompts(prompts, n)
+    wishes = read_wishes(ep, strict_ep, profile)
+    tasks, lessons = read_prompts(prompts, n), {} if learn_from is None else read_prompts(learn_from)
+    if paper:
+        if (draft, maps, lossless, verification) != (DRAFT, MAP, "exact", "coupled"):
+            raise OmniDraftError("--paper has rows of its own; leave --draft, --map, --lossless and --verification out")
+        check_lessons(tasks, lessons)
     opened = open_bundle(bundle)
-    name, _ = opened.target(target)
-    graphs = (
-        [opened.graph(name, part.strip()) for part in precision.split(",")] if precision else [opened.graph(name, None)]
-    )
-    if json_file is not None:
-        _write(json_file, {})  # minutes of work should not end at a folder that is not there
-
-    lessons = [] if learn_from is None else [text for texts in read_prompts(learn_from).values() for text in texts]
-    console = Console()
-    lines: list[Row] = []
-    described: list[dict[str, Any]] = []
+    name, info = opened.target(target)
+    wanted = [part.strip() for part in precision.split(",")] if precision else [None]
+    profiles = compiled.profiles(info.graphs, wishes.target)
+    precisions = [opened.graph(name, part, profiles).precision for part in wanted]
     arguments = {"sampling": sampling, "max_new_tokens": max_new_tokens, "stop": stop or (), "raw": raw}
-    for graph in graphs:
-        pair = load_pair(bundle, name, graph.precision, threads, wishes=wishes)
-        for line in warnings(pair.placement):
-            o.warn(line)
-        calibration = calibrate(pair, State(None, o.warn), tell=o.tell)
-        if calibration.w0 is None:
-            o.warn("no width gives equal rows on this device: texts may differ between rows")
-        described.append(_described(pair, calibration))
-        with Progress(console=console, transient=True) as progress:
-            learned = _learn(pair, choices[0], calibration, lessons, arguments, progress) if lessons else {}
-            rival = Genai(_adapted(pair, choices[0], calibration, None)) if against else None
-            together: dict[str, list[Report]] = {}
-            for task, texts in tasks.items():
-                engines: dict[str, Contender] = dict(make_rows(pair, choices, calibration))
-                if rival is not None:
-                    plain = next(iter(engines))
-                    engines = {plain: engines.pop(plain), NAME: rival, **engines}
-                engines |= {row: _adapted(pair, choices[0], calibration, adapter) for row, adapter in learned.items()}
-                bar = progress.add_task(task, total=len(texts) * len(engines))
-                reports = measure(engines, task, texts, arguments, lambda: progress.advance(bar))  # noqa: B023
-                lines += [with_learning(row, learned.get(row.row)) for row in rows(task, reports)]
-                for label, run in reports.items():
-                    together.setdefault(label, []).extend(run)
-            lines += rows(ALL, together) if len(tasks) > 1 else []
-    for table in tables(lines, name, sampling, MAPS if len({choice.mode for choice in choices}) > 1 else LENGTHS):
-        console.print(table)
-    for row in lines:
+    order = Order(bundle, name, precisions, threads, wishes, tasks, lessons, choices, paper, peers, arguments)
+    how: dict[str, Any] = {"target": name, "draft": draft, "map": maps, "lossless": lossless, "raw": raw}
+    how |= {"verification": verification, "n": n, "paper": paper, "against": peers, "sampling": vars(sampling)}
+    how |= {"max_new_tokens": max_new_tokens, "stop": stop or []}
+    files = {"bundle": bundle / MANIFEST, "prompts": prompts, "learn_from": learn_from}
+    # Hours of work should not end at a place that cannot be written, or a picture that cannot be drawn.
+    if out is not None and find_spec("matplotlib") is None:
+        raise OmniDraftError("--out draws pictures with matplotlib; pip install -c constraints.txt matplotlib")
+    if json_file is not None:
+        write_document(json_file, {})
+    with ResultFolder(out) if out is not None else nullcontext() as folder:
+        console = Console()
+        findings = compare(order, console)
+        _show(order, findings, console)
+        found = document(how, files, findings)
+        if json_file is not None:
+            write_document(json_file, found)
+        if folder is not None:
+            _keep(folder, order, findings, found)
+
+
+def _sheets(order: Order, findings: Findings) -> list[Sheet]:
+    from omnidraft.tools.paper_tables import extra_sheets
+    from omnidraft.tools.tables import LENGTHS, MAPS, PAPER, sheets
+
+    several = len({choice.mode for choice in order.choices}) > 1
+    columns = PAPER if order.paper else MAPS if several else LENGTHS
+    found = list(sheets(findings.rows, order.target, order.arguments["sampling"], columns, findings.absent))
+    return [*found, *extra_sheets(findings.extras)] if order.paper else found
+
+
+def _show(order: Order, findings: Findings, console: Console) -> None:
+    from omnidraft.tools.comparison import ALL
+
+    for sheet in _sheets(order, findings):
+        console.print(sheet.terminal())
+    for row in findings.rows:
         if row.task == ALL and row.calibration is not None:
             error, bias = row.calibration
             console.print(f"{row.row}, {row.precision}: expected acceptance has ECE {error:.3f}, bias {bias:+.3f}")
     console.print(LEGEND)
-    for row in lines:
+    for row in findings.rows:
         if row.task != ALL and row.same_text is not None and row.same_text < row.n:
             o.warn(f"{row.task}, {row.row}, {row.precision}: text equal to plain for {row.same_text} of {row.n} only")
-    if json_file is not None:
-        how: dict[str, Any] = {"target": name, "draft": draft, "map": maps, "lossless": lossless, "raw": raw}
-        how |= {"verification": verification}
-        how |= {"max_new_tokens": max_new_tokens, "stop": stop or [], "sampling": vars(sampling), "graphs": described}
-        _write(json_file, {"machine": _machine(), "options": how, "rows": [row.as_dict() for row in lines]})
 
 
-def _learn(
-    pair: Pair,
-    options: Options,
-    calibration: Calibration,
-    prompts: list[str],
-    arguments: dict[str, Any],
-    progress: Progress,
-) -> dict[str, Learned]:
-    from omnidraft.tools.learned import learn, variants
+def _keep(folder: Path, order: Order, findings: Findings, found: dict[str, Any]) -> None:
+    from omnidraft.tools.plots import draw_bench, draw_learning
 
-    bar = progress.add_task("learning", total=len(prompts) + len(variants()))
-    return learn(_adapted(pair, options, calibration, None), prompts, arguments, lambda: progress.advance(bar))
-
-
-def _adapted(pair: Pair, options: Options, calibration: Calibration, learned: Learned | None) -> Engine:
-    from omnidraft.runtime.engine import Engine
-    from omnidraft.runtime.state import State
-
-    engine = Engine(pair, options, State(None, o.warn), calibration)
-    if learned is not None:
-        engine.use_adapter(learned.parameters)
-    return engine
-
-
-def _described(pair: Pair, calibration: Calibration) -> dict[str, Any]:
-    found: dict[str, Any] = {"precision": pair.precision, "graph": pair.graph_sha256, "threads": pair.threads}
-    for name, times in (("target", calibration.target), ("drafter", calibration.drafter)):
-        found[f"{name}_passes"] = None if times is None else times.as_dict()
-    placement = {model: asdict(placed) for model, placed in pair.placement.items()}
-    return {**found, "w0": calibration.w0, "placement": placement}
-
-
-def _machine() -> dict[str, str]:
-    import onnxruntime
-
-    return {
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "onnxruntime": onnxruntime.__version__,
-    }
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    from omnidraft.runtime.errors import OmniDraftError
-
-    try:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OmniDraftError(f"{path}: cannot be written ({error.strerror}); give --json another file") from None
+    (folder / "result.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    table = "\n\n".join([*(sheet.markdown() for sheet in _sheets(order, findings)), LEGEND]) + "\n"
+    (folder / "table.md").write_text(table, encoding="utf-8")
+    draw_bench(findings.rows, folder)
+    if findings.losses:
+        draw_learning(findings.losses, folder / "learning.png")

@@ -12,6 +12,7 @@ from omnidraft.runtime.pair import Pair
 from omnidraft.runtime.state import State
 from omnidraft.runtime.translation import Mode
 from omnidraft.tools import options as o
+from omnidraft.tools.learned import Learned
 
 NO_LOOKUP = "cost-no-look-up"
 MODES = {"direct": Mode.DIRECT, "online": Mode.ONLINE, "static": Mode.STATIC, "full": Mode.FULL}
@@ -21,12 +22,20 @@ def make_rows(pair: Pair, choices: Sequence[Options], calibration: Calibration) 
     """One engine per row of the bench, without a cache, all on the same loaded pair."""
     modes = {choice.mode for choice in choices}
     names = {Mode.DIRECT: "direct", Mode.ONLINE: "direct + cache", Mode.STATIC: "static", Mode.FULL: "static + cache"}
-    rows = {"plain, 1 row": Options("off", "near"), f"plain, {calibration.w0 or 1} rows": Options("off")}
+    rows = {"plain, 1 row": Options("off", "near"), f"plain, {calibration.least_rows or 1} rows": Options("off")}
     for choice in choices:
         draft = f"k = {choice.draft}" if choice.fixed else choice.draft
         draft += "" if choice.lookup or not choice.measured else ", no look-up"
         rows[draft if len(modes) == 1 else f"{draft}, {names[choice.mode]}"] = choice
-    return {row: Engine(pair, chosen, State(None, o.warn), calibration) for row, chosen in rows.items()}
+    return {row: engine_for(pair, chosen, calibration) for row, chosen in rows.items()}
+
+
+def engine_for(pair: Pair, options: Options, calibration: Calibration, learned: Learned | None = None) -> Engine:
+    """An engine that keeps nothing, with what was learned for it."""
+    engine = Engine(pair, options, State(None, o.warn), calibration)
+    if learned is not None:
+        engine.use_adapter(learned.parameters, learned.head)
+    return engine
 
 
 def choose(drafts: str, maps: str, lossless: str, verification: str) -> list[Options]:

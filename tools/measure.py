@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,8 +15,11 @@ import numpy as np
 from omnidraft.adapters.head import calibration
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.report import Report
+from omnidraft.runtime.untrusted import MIB, parse_json
 
 RESAMPLES = 2000
+MAX_PROMPTS_BYTES = 64 * MIB
+FOREIGN = "foreign"  # what a report of another runtime has for `verification`
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,23 @@ class Row:
 def read_prompts(path: Path, n: int | None = None) -> dict[str, list[str]]:
     """The first `n` prompts of each task of a JSONL file, or all. Raises OmniDraftError naming file and line."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:  # a pipe will do
+            data = file.read(MAX_PROMPTS_BYTES + 1)
+        if len(data) > MAX_PROMPTS_BYTES:
+            raise ValueError(f"more than {MAX_PROMPTS_BYTES // MIB} MiB")
+        lines = data.decode().split("\n")
+    except (OSError, ValueError) as error:
         raise OmniDraftError(f"{path}: cannot be read ({error}); give a JSONL file of prompts") from None
     tasks: dict[str, list[str]] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             prompt, task = row["prompt"], str(row.get("task", "prompts"))
             if not isinstance(prompt, str) or not prompt.strip():
                 raise ValueError
+            (prompt + task).encode()  # no half of a surrogate pair
         except (ValueError, KeyError, TypeError, AttributeError):
             raise OmniDraftError(f'{path}:{number}: not a JSON object with a text under "prompt"') from None
         texts = tasks.setdefault(task, [])
@@ -108,7 +116,7 @@ def measure(
     arguments: dict[str, Any],
     advance: Callable[[], None],
 ) -> dict[str, list[Report]]:
-    """Run every prompt through every engine, which one first changing from prompt to prompt.
+    """Run every prompt through every engine, in an order drawn anew for each prompt: no row always follows another.
 
     `arguments` are those of `Engine.stream`. A first, short run of each engine is not counted.
     Raises OmniDraftError before anything is run if a prompt does not fit.
@@ -123,8 +131,7 @@ def measure(
     reports: dict[str, list[Report]] = {name: [] for name in engines}
     order = list(engines)
     for i, prompt in enumerate(prompts):
-        turn = i % len(order)
-        for name in order[turn:] + order[:turn]:
+        for name in random.Random(i).sample(order, len(order)):
             reports[name].append(engines[name].generate(prompt, **arguments))
             advance()
     return reports
@@ -133,12 +140,12 @@ def measure(
 def rows(task: str, reports: Mapping[str, list[Report]]) -> list[Row]:
     """A line for each engine's reports on the same prompts.
 
-    The first engine is what speed-ups are against; the first exact one is what texts are against; the first that
-    drafts is what gains are against.
+    The first engine is what speed-ups are against; the first exact one is what texts are against; the first of
+    ours that drafts is what gains are against.
     """
     runs = list(reports.values())
     exact = next((run for run in runs if run[0].lossless == "exact"), None)
-    first = next((run for run in runs if run[0].drafted), None)
+    first = next((run for run in runs if run[0].drafted and run[0].verification != FOREIGN), None)
     return [_row(task, name, run, runs, exact, first) for name, run in reports.items()]
 
 
