@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -68,3 +70,15 @@ def test_every_module_says_what_it_is_for() -> None:
     for room in ("export", "runtime", "adapters", "models", "tools"):
         for path in (ROOT / room).rglob("*.py"):
             assert path.read_text(encoding="utf-8").startswith('"""'), path
+
+
+def test_the_python_reference_has_a_page_for_every_module(tmp_path: Path) -> None:
+    """Made with the command of docs/laptop.md."""
+    rooms = ("runtime", "adapters")
+    command = [sys.executable, "-m", "pdoc", "-o", str(tmp_path), *(f"omnidraft.{room}" for room in rooms)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Warn" not in done.stderr, done.stderr
+    for room in rooms:
+        modules = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__"}
+        pages = {path.stem for path in (tmp_path / "omnidraft" / room).glob("*.html")}
+        assert modules == pages

@@ -15,17 +15,24 @@ from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.tools import adapters
 from omnidraft.tools.bench import bench
 from omnidraft.tools.calibrate import calibrate
+from omnidraft.tools.chat import chat
 from omnidraft.tools.doctor import doctor
 from omnidraft.tools.export import export
 from omnidraft.tools.pack import pack
 from omnidraft.tools.personalize import personalize
 from omnidraft.tools.run import run
+from omnidraft.tools.serve import serve
+from omnidraft.tools.setup_optimum import setup_optimum
 from omnidraft.tools.setup_training import setup_training
 from omnidraft.tools.show import show
+from omnidraft.tools.soak import soak
 from omnidraft.tools.train_head import train_head
 from omnidraft.tools.training.command import train_drafter
 
-VERBS = (export, run, show, doctor, calibrate, bench, pack, personalize, setup_training, train_drafter, train_head)
+VERBS = (
+    export, run, chat, serve, show, doctor, calibrate, bench, pack, personalize, setup_training, setup_optimum,
+    train_drafter, train_head, soak,
+)  # fmt: skip
 
 GROUPS: dict[str, tuple[str, tuple[Callable[..., None], ...]]] = {
     "adapters": ("What the drafter has learned on this device, version by version.", adapters.VERBS),

@@ -70,7 +70,7 @@ def personalize(
     from omnidraft.runtime.translation import Mode
     from omnidraft.tools.measure import read_prompts
 
-    _check_outputs(plot, json_file)
+    check_outputs(plot, json_file)
     sampling = Sampling(temperature, seed=seed)
     settings = Settings(loss, parse_weight(weight), rank, rate, batch, interval, budget, trainer)
     if cache not in ("on", "off"):
@@ -265,7 +265,7 @@ def _compare(learner: Learner, held: dict[str, list[str]], arguments: dict[str, 
     return rows
 
 
-def _check_outputs(plot: Path | None, json_file: Path | None) -> None:
+def check_outputs(plot: Path | None, json_file: Path | None) -> None:
     """Minutes of work should not end at a file that cannot be written."""
     from importlib.util import find_spec
 
