@@ -22,6 +22,7 @@ from omnidraft.runtime import bundle
 from omnidraft.runtime.causal_model import CausalModel
 from omnidraft.runtime.decoder import Decoder
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.token_bytes import TokenBytes
 
 TOOLS = ("omnidraft", "onnx", "onnxruntime", "onnxruntime-genai", "torch", "transformers", "tokenizers", "gguf")
 TOKENIZER, TEMPLATE, MAP = "tokenizer.json", "chat_template.jinja", "vocabulary.json"
@@ -69,6 +70,7 @@ def export(order: Order, progress: Progress) -> None:
 def _write(order: Order, located: Mapping[str, Any], root: Path, progress: Progress) -> None:
     progress.step("drafter: reading")
     source = resolve(located[""])
+    _tokens(source)
     static = _static_model(order, source, "the drafter", drafter=True)
     progress.step(f"drafter: {order.drafter_precision} graph and parity")
     manifest: dict[str, Any] = {
@@ -135,6 +137,7 @@ def _drafter(
 def _target(name: str, located: Any, drafter: Source, order: Order, root: Path, progress: Progress) -> dict[str, Any]:
     progress.step(f"{name}: reading" if located.kind == "huggingface" else f"{name}: reading, converting")
     source, graphs = resolve(located), []
+    _tokens(source)
     static = _static_model(order, source, f"target {name!r}")
     for precision in order.of("cpu"):
         progress.step(f"{name}: {precision} graph and parity")
@@ -212,14 +215,17 @@ def _gate(decoder: CausalModel, source: Source, precision: str, what: str, threa
 
 
 def _map(drafter: Source, source: Source, path: Path) -> None:
-    from omnidraft.runtime.token_bytes import TokenBytes
     from omnidraft.runtime.vocabulary import build_map, save_map
 
-    draft, target_tokens = (TokenBytes.from_file(model.tokenizer) for model in (drafter, source))
-    draft.fit(drafter.vocabulary)
-    target_tokens.fit(source.vocabulary)
-    found = build_map(draft, target_tokens)
+    found = build_map(_tokens(drafter), _tokens(source))
     save_map(found, path, bundle.sha256(drafter.tokenizer), bundle.sha256(source.tokenizer))
+
+
+def _tokens(source: Source) -> TokenBytes:
+    """Also called as soon as a checkpoint is read: what the runtime cannot use should not cost minutes of export."""
+    tokens = TokenBytes.from_file(source.tokenizer)
+    tokens.fit(source.vocabulary)
+    return tokens
 
 
 def _copy_graph(made: Path, folder: Path) -> None:

@@ -17,6 +17,8 @@ import psutil
 import pytest
 from checkpoints import TEMPLATE, random_model, write_checkpoint, write_gguf
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
 
 from omnidraft.export import cache, drafter, gguf_source, parity, sources, target
 from omnidraft.export.pipeline import Order, export
@@ -314,6 +316,16 @@ def test_too_little_memory_or_disk_is_said_before_the_work(
     with pytest.raises(OmniDraftError, match=message):
         export(order, log)
     assert log.steps == [] and not order.out.exists()
+
+
+def test_a_tokenizer_nobody_can_use_is_said_before_the_work(order: Order, models: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(models / "llama", tmp_path / "unigram")
+    Tokenizer(Unigram([("<unk>", 0.0), ("a", -1.0)], 0)).save(str(folder / "tokenizer.json"))
+    for change, before in (({"drafter": str(folder)}, 1), ({"targets": {"odd": str(folder)}}, 3)):
+        log = Log()
+        with pytest.raises(OmniDraftError, match="of kind 'Unigram"):
+            export(replace(order, **change), log)
+        assert len(log.steps) == before and not order.out.exists()
 
 
 def test_an_architecture_nobody_knows_is_one_line(order: Order, tmp_path: Path) -> None:
