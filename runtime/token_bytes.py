@@ -134,8 +134,8 @@ class TokenBytes:
         return result
 
     def spells(self, ids: Iterable[int], text: bytes) -> bool:
-        """Whether the bytes of `ids` joined are `text`; never if one of them has none."""
-        pieces: list[Any] = [self.bytes_of[i] for i in ids]
+        """Whether the bytes of `ids` joined are `text`; never if one of them has none, or is beyond the model."""
+        pieces: list[Any] = [self.bytes_of[i] if i < len(self.bytes_of) else None for i in ids]
         return None not in pieces and b"".join(pieces) == text
 
     def _tokenized(self, text: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ ROOT = Path(__file__).parent.parent
 PRECISIONS = ("int8", "int4", "fp32")
 TARGETS = {"smollm2": "smollm2", "qwen3": "qwen3-10m"}
 NOWHERE = State(None, lambda line: None)
+
+# A shell in the background has it ignored, and so would every program that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

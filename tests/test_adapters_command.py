@@ -22,6 +22,7 @@ from omnidraft.runtime.state import State
 
 PROJECTIONS = {"layers.0.q": [6, 4], "layers.0.v": [6, 2]}
 LAYOUT = Layout(PROJECTIONS)
+MODEL = "graphs/model.onnx"
 
 
 def model(name: str, weights: str, **parts: Any) -> dict[str, Any]:
@@ -35,17 +36,18 @@ def model(name: str, weights: str, **parts: Any) -> dict[str, Any]:
 
 def write_bundle(folder: Path, lora: dict[str, Any] | None) -> Path:
     """A manifest of a drafter and two targets, and empty files for all that it names."""
-    graph = {"profile": "cpu", "precision": "int8", "model": "model.onnx", "parity": {}, "quantization": {}, "opset": 2}
-    drafter = model("small", "a", model="model.onnx", precision="int8", trainable=lora is not None, lora=lora,
-                    parity={}, opset=21, training=None, head=None)  # fmt: skip
+    parity = {"top1_agreement": 1.0, "greedy_equal": True}
+    graph = {"profile": "cpu", "precision": "int8", "model": MODEL, "parity": parity, "quantization": {}, "opset": 2}
+    drafter = model("small", "a", model=MODEL, precision="int8", trainable=lora is not None, lora=lora,
+                    parity=parity, opset=21, training=None, head=None)  # fmt: skip
     targets = {
         name: model(f"big-{name}", weights, map="map.json", graphs=[graph])
         for name, weights in {"one": "b", "two": "c"}.items()
     }
-    names = ("tokenizer.json", "map.json", "model.onnx")
+    names = ("tokenizer.json", "map.json", MODEL)
     manifest = {"schema": "omnidraft-bundle/2", "created": "today", "tools": {}, "drafter": drafter, "targets": targets,
                 "files": {name: {"sha256": "0" * 64, "size": 0} for name in names}}  # fmt: skip
-    folder.mkdir()
+    (folder / MODEL).parent.mkdir(parents=True)
     for name in names:
         (folder / name).touch()
     (folder / "manifest.json").write_text(json.dumps(manifest))

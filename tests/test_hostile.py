@@ -61,6 +61,18 @@ class TestTokenizers:
         with refused(r"\Ax/tokenizer.json: [^\n]+\Z"):
             TokenBytes(self.edited(change), "x/tokenizer.json")
 
+    @pytest.mark.parametrize("change", [lambda d: d["added_tokens"][0].update(id=0), lambda d: None])
+    def test_an_id_beyond_the_model_spells_nothing(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Found by fuzzing: a token with one id in the vocabulary and another among the added ones."""
+        document = json.loads((SEEDS / "tokenizer" / "sentencepiece.json").read_text())
+        document["model"]["vocab"]["<unk>"] = 256
+        change(document)
+        tokens = TokenBytes(json.dumps(document).encode(), "x")
+        tokens.fit(20)
+        assert tokens.spells(tokens.encode(b"the ca"), b"the ca")
+        with refused("has no tokens for the bytes"):
+            tokens.encode("漢".encode())
+
     def test_nested_steps_are_gone_through_without_recursion(self) -> None:
         def nest(document: dict[str, Any]) -> None:
             for _ in range(300):

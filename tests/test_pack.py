@@ -75,7 +75,7 @@ def unpack(archive: Path, folder: Path) -> Path:
             packed.extractall(folder)
     else:
         with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
+            packed.extractall(folder)  # our own archive; filters are younger than Python 3.11.0
     (inside,) = folder.iterdir()
     return inside
 
