@@ -54,12 +54,14 @@ class Found:
 
     @property
     def growth(self) -> float | None:
-        """Resident memory of the last fifth of the time over that of the second fifth, less 1; the first warms up."""
+        """Resident memory of the last fifth of the time over that of the second fifth, less 1; the first warms up.
+
+        None after a short time, or where the server does not tell.
+        """
         fifth = len(self.samples) // 5
-        if fifth == 0:
-            return None
         memory = [sample[1] for sample in self.samples]
-        return median(memory[-fifth:]) / median(memory[fifth : 2 * fifth]) - 1
+        warm = median(memory[fifth : 2 * fifth]) if fifth else 0
+        return median(memory[-fifth:]) / warm - 1 if warm else None
 
     @property
     def tokens_per_second(self) -> float:
