@@ -18,7 +18,7 @@ from omnidraft.tools import export as verb
 def test_options_become_an_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     orders: list[pipeline.Order] = []
     monkeypatch.setattr(pipeline, "export", lambda order, _: orders.append(order))
-    verb.export("default", ["a=smollm2", "b=some/id=x"], tmp_path / "out", "int8, fp32", "int4", 2)
+    verb.export("default", ["a=smollm2", "b=some/id=x"], tmp_path / "out", "int8, fp32", drafter_precision="int4", threads=2)
     targets = {"a": "smollm2", "b": "some/id=x"}
     assert orders == [pipeline.Order("default", targets, tmp_path / "out", ("int8", "fp32"), "int4", 2)]
 
@@ -29,7 +29,7 @@ def test_a_bundle_is_written_with_progress_on_standard_error(
     monkeypatch.setattr(cache, "cache_root", lambda: tmp_path / "cache")
     source = str(write_checkpoint(tmp_path / "small"))
     capsys.readouterr()
-    verb.export(source, [f"one={source}"], tmp_path / "out", "fp32", "fp32", 1)
+    verb.export(source, [f"one={source}"], tmp_path / "out", "fp32", drafter_precision="fp32")
     printed = capsys.readouterr()
     assert printed.out == "" and "5/5" in printed.err and "wrote" in printed.err
     assert list(open_bundle(tmp_path / "out").targets) == ["one"]

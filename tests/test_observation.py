@@ -52,7 +52,7 @@ SAMPLINGS = {
     "greedy": Sampling(),
     "temperature 0.7, top-p": Sampling(0.7, top_p=0.9, seed=3),
     "temperature 0.7, penalty": Sampling(0.7, repetition_penalty=1.3, seed=4),
-    "greedy, penalty": Sampling(repetition_penalty=1.5),
+    "greedy, penalty": Sampling(repetition_penalty=1.2),
 }
 
 
