@@ -6,6 +6,7 @@ One small decoder with random weights, as target and drafter, compiled for the s
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -71,13 +72,22 @@ def adapted(folder: Path, description: dict[str, Any], out: Path) -> dict[str, f
 
 
 def shipped(folder: Path, description: dict[str, Any], out: Path, soc: str) -> dict[str, Any]:
-    """A compilation for a SoC: its descriptions, the binary that each graph names, the binaries' size."""
+    """A compilation for a SoC: its descriptions, which binary and graph each file asks for, what the binaries hold."""
     found = compile_contexts(folder, description, soc, out)
     named = []
     for name in found["static"]["widths"].values():
         (node,) = onnx.load(out / name).graph.node
-        named.append(next(a.s.decode() for a in node.attribute if a.name == "ep_cache_context"))
-    return {**found, "named": named, "bytes": sum((out / name).stat().st_size for name in found["qnn"]["binaries"])}
+        texts = {attribute.name: attribute.s.decode() for attribute in node.attribute}
+        named.append((texts["ep_cache_context"], texts["partition_name"]))
+    data = b"".join((out / name).read_bytes() for name in found["qnn"]["binaries"])
+    held = {match.decode() for match in re.findall(rb"QNNExecutionProvider_QNNExecutionProvider_\d+_\d+_\d+", data)}
+    return {
+        **found,
+        "named": [binary for binary, _ in named],
+        "asked": sorted(graph for _, graph in named),
+        "held": sorted(held),
+        "bytes": len(data),
+    }
 
 
 def with_trilu(folder: Path, description: dict[str, Any], out: Path) -> dict[str, Any]:

@@ -44,8 +44,10 @@ def answer(engine: Engine, prompt: str, tokens: int = 40) -> Report:
 
 
 def test_a_drafter_that_rested_knows_what_was_said_meanwhile(loaded: dict[str, Loaded], prompts: list[str]) -> None:
-    """It reads the rounds that it missed in one pass; text, context and learned n-grams are those of one that reads
-    every round."""
+    """It reads the rounds that it missed in one pass; text and context are those of one that reads every round.
+
+    Its n-grams are among those of the other, which also sees how a word was spelled that a round had not finished.
+    """
     pair = loaded["int8"]
     always, now_and_then = engine(pair), engine(pair, every=5)
     for prompt in prompts[:3]:
@@ -59,7 +61,7 @@ def test_a_drafter_that_rested_knows_what_was_said_meanwhile(loaded: dict[str, L
         assert made.cache is not None
         entries = made.cache.to_payload()["entries"]
         seen.append({(target, tuple(spelling)): count for target, spelling, count, *_ in entries if count})
-    assert seen[0] == seen[1] != {}
+    assert seen[1] and seen[1].items() <= seen[0].items()
 
 
 def test_repeated_text_is_looked_up(loaded: dict[str, Loaded]) -> None:
