@@ -18,7 +18,9 @@ from omnidraft.tools import export as verb
 def test_options_become_an_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     orders: list[pipeline.Order] = []
     monkeypatch.setattr(pipeline, "export", lambda order, _: orders.append(order))
-    verb.export("default", ["a=smollm2", "b=some/id=x"], tmp_path / "out", "int8, fp32", drafter_precision="int4", threads=2)
+    verb.export(
+        "default", ["a=smollm2", "b=some/id=x"], tmp_path / "out", "int8, fp32", drafter_precision="int4", threads=2
+    )
     targets = {"a": "smollm2", "b": "some/id=x"}
     assert orders == [pipeline.Order("default", targets, tmp_path / "out", ("int8", "fp32"), "int4", 2)]
 
