@@ -172,7 +172,7 @@ class Engine:
         """
         info = self.pair.target.info
         key: Key = {"target": info.weights_sha256, "tokenizer": info.tokenizer_sha256}
-        path = f"answers/{info.weights_sha256[:12]}.json"
+        path = f"answers/{info.weights_sha256[:12]}-{info.tokenizer_sha256[:12]}.json"
         self._answers = Answers(self._state, path, key, self.pair.target.decoder.vocabulary)
         if isinstance(self._proposer, Choice) and self._proposer.lookup is not None:
             for answer in self._answers.load():

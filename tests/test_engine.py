@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,15 @@ def test_paper_rule_is_greedy_lossless_too(loaded: dict[str, Loaded]) -> None:
     paper = loaded["int8"].engine("4", verification="paper").generate(QUESTION, sampling=GREEDY, max_new_tokens=30)
     assert paper.tokens == plain.tokens
     assert paper.counts["accepted"] > 0
+
+
+def test_targets_of_equal_weights_and_other_tokenizers_keep_their_answers_apart(
+    loaded: dict[str, Loaded], tmp_path: Path
+) -> None:
+    one = loaded["int8"].pair
+    info = replace(one.target.info, tokenizer_sha256="0" * 64)
+    for pair in (one, replace(one, target=replace(one.target, info=info))):
+        engine = Engine(pair, Options("off"), State(tmp_path, pytest.fail), loaded["int8"].calibration)
+        engine.keep_answers()
+        engine.generate("Hello", sampling=GREEDY, max_new_tokens=4)
+    assert len(list((tmp_path / "answers").glob("*.json"))) == 2

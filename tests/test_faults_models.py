@@ -116,7 +116,7 @@ def test_a_target_that_fails_at_any_pass_ends_the_answer_with_a_line(
     """What was shown is a beginning of the answer, the state opens as it was before, and the next answer is whole."""
     expected, other = plain(PROMPT, BOTH[0]), plain(OTHER, BOTH[0])
     key: Any = {"target": pair.target.info.weights_sha256, "tokenizer": pair.target.info.tokenizer_sha256}
-    path = f"answers/{pair.target.info.weights_sha256[:12]}.json"
+    path = f"answers/{key['target'][:12]}-{key['tokenizer'][:12]}.json"
     n, struck = 0, True
     while struck:
         n += 1

@@ -227,6 +227,15 @@ class TestSizes:
         with refused("beyond its vocabulary"):
             open_bundle(bundle)
 
+    @pytest.mark.parametrize("lie", [{"share": "1"}, {"unsupported": ["\x1b"]}, {"nodes": -1}, {"verdict": "perhaps"}])
+    def test_what_a_checker_said_is_what_show_can_print(self, bundle: Path, lie: dict[str, Any]) -> None:
+        said = {"nodes": 1, "partitions": 1, "share": 1, "unsupported": ["ai.onnx:Trilu"], "verdict": "no"}
+        describe(bundle, lambda m: m["targets"]["one"]["graphs"][0].update(nnapi=said))
+        open_bundle(bundle)
+        describe(bundle, lambda m: m["targets"]["one"]["graphs"][0].update(nnapi={**said, **lie}))
+        with refused("not a manifest"):
+            open_bundle(bundle)
+
     @pytest.mark.parametrize("data", [b"\x3a" + b"\xff" * 200, b"\x80" * 100, b"\x3a\xff\xff\xff\xff\x0f", b""])
     def test_numbers_in_a_graph_file_end(self, tmp_path: Path, data: bytes) -> None:
         (tmp_path / "x.onnx").write_bytes(data)

@@ -40,6 +40,7 @@ def serve(
     threads: o.Threads = 0,
     ep: o.Ep = "auto",
     strict_ep: o.StrictEp = False,
+    profile: o.Profile = "auto",
     state: o.StateFolder = None,
     no_state: o.NoState = False,
     learn: o.Learn = "off",
@@ -67,7 +68,7 @@ def serve(
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
         raise OmniDraftError("--api-key: give printable ASCII characters without spaces around them")
     learning = check_learning(learn, trainer, no_state, draft)
-    options, wishes = Options(draft, lossless), read_wishes(ep, strict_ep)
+    options, wishes = Options(draft, lossless), read_wishes(ep, strict_ep, profile)
     kept = open_state(state, no_state, learning)
     engines = Engines(Setup(bundle, precision, options, wishes, threads, kept, trainer), learning)
     with bind(host, port) as listening:
