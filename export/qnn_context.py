@@ -6,7 +6,6 @@ one binary and its weights; QNN's simulator loads no shared binary, so it gets o
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from omnidraft.export.static_graph import IR_VERSION
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.placed import RECORD, assignment, describe
 from omnidraft.runtime.placement import PROVIDERS, Unavailable, compatibility, devices, first_line, session_options
 from omnidraft.runtime.qnn import SIMULATOR, soc_model
 
@@ -66,7 +66,7 @@ def _compile_all(folder: Path, names: Sequence[str], out: Path, soc: str, settin
 def _compile(graph: Path, out: Path, soc: str, settings: Mapping[str, str], sharing: Mapping[str, str]) -> None:
     options = session_options(1)
     entries = {
-        "session.record_ep_graph_assignment_info": "1",
+        RECORD: "1",
         "ep.context_enable": "1",
         "ep.context_embed_mode": "0",
         "ep.context_file_path": str(out),
@@ -81,11 +81,9 @@ def _compile(graph: Path, out: Path, soc: str, settings: Mapping[str, str], shar
         session = ort.InferenceSession(graph, options, enable_fallback=0)
     except Exception as error:  # ONNX Runtime raises many types, all with one message
         raise OmniDraftError(f"{graph}: QNN does not compile it for {soc} ({first_line(error)})") from None
-    parts = session.get_provider_graph_assignment_info()
-    left = Counter(node.op_type for part in parts if part.ep_name != QNN for node in part.get_nodes())
+    left = [node for provider, nodes in assignment(session).items() if provider != QNN for node in nodes]
     if left:
-        kinds = ", ".join(op for op, _ in left.most_common(3))
-        raise OmniDraftError(f"{graph}: {left.total()} nodes ({kinds}) do not run on {soc}; use another profile")
+        raise OmniDraftError(f"{graph}: {len(left)} nodes ({describe(left)}) do not run on {soc}; use another profile")
 
 
 def _tidy(path: Path) -> None:

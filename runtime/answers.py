@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from omnidraft.runtime.bundle import Target
 from omnidraft.runtime.lookup import MOST_TOKENS, Shelf
+from omnidraft.runtime.pair import LoadedModel
 from omnidraft.runtime.state import Key, Payload, State
 
 SCHEMA = "omnidraft-answers/1"
@@ -21,6 +23,14 @@ class Answers:
     def __init__(self, state: State, relative: str, key: Key, vocabulary: int) -> None:
         self._state, self._relative, self._key, self._vocabulary = state, relative, key, vocabulary
         self._unsaved = Shelf()
+
+    @classmethod
+    def of(cls, state: State, target: LoadedModel[Target]) -> Answers:
+        """Those of a loaded target."""
+        info = target.info
+        path = f"answers/{info.weights_sha256[:12]}-{info.tokenizer_sha256[:12]}.json"
+        key: Key = {"target": info.weights_sha256, "tokenizer": info.tokenizer_sha256}
+        return cls(state, path, key, target.decoder.vocabulary)
 
     @property
     def path(self) -> Path | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from omnidraft.runtime.causal_model import CausalModel
-from omnidraft.runtime.invariance import WIDEST, fingerprint, probe
+from omnidraft.runtime.invariance import WIDEST, chunks_agree, fingerprint, probe
 from omnidraft.runtime.pair import Pair
 from omnidraft.runtime.pass_times import PassTimes
 from omnidraft.runtime.policy import LONGEST_DRAFT
@@ -29,13 +29,15 @@ SECONDS = 1.5  # after which no further repeat is begun
 class Calibration:
     """W₀ of a pair's target here, None if there is none; times of target passes and of draft steps.
 
-    `width`: without W₀, the rows of every pass that make rows agree after all (see `exact_width`), None for none.
+    `width`: without W₀, the rows of every pass that make rows agree after all (see `exact_width`), None for none;
+    `reuse`: whether rows that a response left behind are those that a prompt with its text gets (see `chunks_agree`).
     """
 
     w0: int | None
     target: PassTimes | None = None
     drafter: PassTimes | None = None
     width: int | None = None
+    reuse: bool = False
 
     @property
     def least_rows(self) -> int | None:
@@ -63,10 +65,12 @@ def calibrate(
     if missing:
         tell("measuring how fast this device is, once for each model (some seconds)")
     changed = bool(missing)
-    if "w0" not in found[keys[0]]:
+    if not {"w0", "reuse"} <= found[keys[0]].keys():
         w0 = probe(target.decoder, target.info.context)
         width = None if w0 else exact_width(target.decoder, target.info.context)
-        found[keys[0]] |= {"w0": w0, "width": width}
+        rows = w0 or width
+        reuse = rows is not None and chunks_agree(target.decoder, target.info.context, rows)
+        found[keys[0]] |= {"w0": w0, "width": width, "reuse": reuse}
         changed = True
     if keys[0] in missing:
         found[keys[0]]["passes"] = pass_times(target.decoder, TARGET_WIDTHS, target.info.context).as_dict()
@@ -76,7 +80,8 @@ def calibrate(
         state.update(FILE, SCHEMA, {}, lambda old: {**(old or {}), **found})
     passes = [PassTimes.from_dict(found[key]["passes"]) if "passes" in found[key] else None for key in keys]
     times_of_drafter = passes[1] if drafter is not None else None
-    return Calibration(found[keys[0]]["w0"], passes[0], times_of_drafter, found[keys[0]].get("width"))
+    rows = found[keys[0]]
+    return Calibration(rows["w0"], passes[0], times_of_drafter, rows["width"], rows["reuse"])
 
 
 def usable(entry: Mapping[str, Any], widest: int, warn: Callable[[str], None]) -> dict[str, Any]:

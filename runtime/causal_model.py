@@ -7,17 +7,19 @@ from typing import Protocol
 
 import numpy as np
 
-from omnidraft.runtime.placement import Placed
+from omnidraft.runtime.placed import Placed
 
 
 class CausalModel(Protocol):
     """Runs rows of tokens behind a past of `length` committed rows (batch size 1): `Decoder`, `StaticDecoder`.
 
+    `fed`: the first `length` are the tokens whose rows the past holds, what stands behind them means nothing;
     `hidden`: last hidden states float32 [m, H] of the newest run, None if the graphs give none; `seconds`: spent inside
     graphs since they were loaded; `owner`: whose rows the past holds; `placed`: where it runs.
     """
 
     length: int
+    fed: list[int]
     seconds: float
     owner: object
     vocabulary: int
@@ -30,7 +32,7 @@ class CausalModel(Protocol):
         ...
 
     def reserve(self, capacity: int) -> None:
-        """Make room for so many rows of past, which may empty it; nothing where room is fixed."""
+        """Make room for so many rows of past; nothing where room is fixed."""
         ...
 
     def run(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -44,3 +46,9 @@ class CausalModel(Protocol):
     def set_adapter(self, parameters: Mapping[str, np.ndarray] | None) -> None:
         """Use LoRA parameters from the next run on, None for none; the past is emptied."""
         ...
+
+
+def held(model: CausalModel, ids: Sequence[int]) -> int:
+    """How many of the first of `ids` the past holds, in its first rows."""
+    pairs = zip(model.fed[: model.length], ids, strict=False)
+    return next((i for i, (have, wanted) in enumerate(pairs) if have != wanted), min(model.length, len(ids)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from omnidraft.runtime.bundle import Bundle, Graph
 from omnidraft.runtime.placement import Refused, Unavailable, Wish, compatibility, devices
-from omnidraft.runtime.qnn import SIMULATOR, SOCS, simulated
+from omnidraft.runtime.qnn import SIMULATED, SIMULATOR, SOCS, simulated, soc_model
 
 # ONNX Runtime's verdicts on a compiled graph for the devices here; it has none where it does not know the device.
 BEST, GOOD, UNKNOWN = "EP_SUPPORTED_OPTIMAL", "EP_SUPPORTED_PREFER_RECOMPILATION", "EP_NOT_APPLICABLE"
@@ -61,7 +61,7 @@ def _profile(bundle: Bundle, graphs: Sequence[Graph], wish: Wish) -> str:
         if graph.qnn:
             first.setdefault(graph.qnn["soc"], graph)
     if simulated():
-        soc = _of_simulator(first)
+        soc = _of_simulator(first, wish)
     elif "soc_model" in wish.settings:
         soc = _named(first, wish.settings["soc_model"])
     else:
@@ -69,10 +69,12 @@ def _profile(bundle: Bundle, graphs: Sequence[Graph], wish: Wish) -> str:
     return first[soc].profile
 
 
-def _of_simulator(socs: Mapping[str, Any]) -> str:
+def _of_simulator(socs: Mapping[str, Any], wish: Wish) -> str:
+    here = "this machine has QNN's simulator"
+    if wish.settings.get("soc_model", str(soc_model(SIMULATOR))) != str(soc_model(SIMULATOR)):
+        raise Unavailable(f"{here}, which stands for an {SIMULATED} and for no other SoC: leave its name out")
     # A binary that widths share makes the simulator crash, so it must not be tried.
     if SIMULATOR not in socs:
-        here = "this machine has QNN's simulator"
         raise Unavailable(f"{here}, the bundle's graphs are for {', '.join(socs)}: export with --profile qnn:simulator")
     return SIMULATOR
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from omnidraft.runtime.causal_model import CausalModel
+from omnidraft.runtime.causal_model import CausalModel, held
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.token_bytes import TokenBytes
 
@@ -20,15 +20,17 @@ SPACES = b" \n\t\r"
 
 
 class DraftContext:
-    """Holds the committed text for a drafter, and answers with logits behind it (a DraftModel)."""
+    """Holds the committed text for a drafter, and answers with logits behind it (a DraftModel).
+
+    Rows that the drafter holds of an earlier response stay where the text begins as it did.
+    """
 
     def __init__(self, decoder: CausalModel, tokens: TokenBytes, limit: int, prefix: Sequence[int]) -> None:
         """`prefix`: draft ids that are never respelled (the rendered prompt); `limit`: the drafter's positions."""
         self._decoder, self._tokens, self._limit = decoder, tokens, limit
         decoder.reserve(limit)
-        decoder.rollback(0)
         self._ids = list(prefix) or [0]
-        self._fed: list[int] = []
+        decoder.rollback(held(decoder, self._ids))
         self._tail_start = len(self._ids)  # index in ids; everything before it is settled
         self._tail = b""
         self._rows: dict[tuple[int, ...], np.ndarray] = {}
@@ -82,7 +84,6 @@ class DraftContext:
             keep = self._common(wanted)
             self._decoder.rollback(keep)
             out = self._decoder.run(wanted[keep:])
-            self._fed[keep:] = wanted[keep:]
             row = self._rows[path] = out[-1].copy()
             if self._decoder.hidden is not None:
                 self._hidden[path] = self._decoder.hidden[-1].copy()
@@ -94,17 +95,18 @@ class DraftContext:
 
     def _common(self, wanted: list[int]) -> int:
         """How many fed tokens can stay; the last wanted one is always fed again for its logits."""
-        most = min(len(self._fed), len(wanted) - 1)
+        most, fed = min(self._decoder.length, len(wanted) - 1), self._decoder.fed
         for i in range(min(len(self._ids), most), most):  # up to there, `_forget_respelled` has compared
-            if self._fed[i] != wanted[i]:
+            if fed[i] != wanted[i]:
                 return i
         return most
 
     def _forget_respelled(self) -> None:
         """Drop fed tokens from the first one on that the tail now spells otherwise."""
-        for i in range(self._tail_start, min(len(self._fed), len(self._ids))):
-            if self._fed[i] != self._ids[i]:
-                del self._fed[i:]
+        fed = self._decoder.fed
+        for i in range(self._tail_start, min(self._decoder.length, len(self._ids))):
+            if fed[i] != self._ids[i]:
+                self._decoder.rollback(i)
                 break
 
     def _settle(self, ends: list[int]) -> None:
@@ -127,7 +129,6 @@ class DraftContext:
             drop = min(len(self._ids) - self._limit // 2, self._tail_start)
             del self._ids[:drop]
             self._tail_start -= drop
-            self._fed = []
             self._decoder.rollback(0)
             self._rows.clear()
             self._hidden.clear()

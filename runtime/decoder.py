@@ -22,7 +22,7 @@ from omnidraft.runtime.placement import Wish, first_line, open_session, session_
 
 GROW = 256  # KV rows are reserved in multiples of this
 MOST_ROW, MOST_WIDE = 4 << 20, 2_000_000  # numbers in a KV row of all layers, and in a row of an output
-MOST_KEPT = 24  # widest pass whose arrays are kept
+MOST_KEPT = 24  # widest pass whose arrays are kept: those of rounds; a prefill chunk is too large
 ANYWHERE = Wish()
 
 
@@ -43,8 +43,11 @@ class Decoder:
         self._past = {n: tuple(i.shape[d] for d in (1, 3)) for n, i in inputs.items() if n.startswith("past_key")}
         self._hidden_size = int(outputs["hidden_states"].shape[-1]) if "hidden_states" in outputs else 0
         self.owner: object = None  # whose rows the buffer holds
+        self.fed: list[int] = []  # see CausalModel
         self._parameters: Mapping[str, np.ndarray] | None = None
         self._adapter: dict[str, ort.OrtValue] = {}
+        self._kv: dict[str, ort.OrtValue] = {}
+        self._rows = self._arrays(MOST_KEPT)  # all widths share them: one array each would be 300 rows of logits
         self._widths: dict[int, dict[str, tuple[np.ndarray, Any]]] = {}
         self.hidden: np.ndarray | None = None
         self.seconds = 0.0
@@ -58,19 +61,18 @@ class Decoder:
         return dict(self._past)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` rows of past. A larger buffer starts empty; a smaller wish is no work."""
+        """Make room for `capacity` rows of past, which keeps its rows; a smaller wish is no work."""
         if capacity <= self.capacity:
             return
         self.capacity = -(-capacity // GROW) * GROW
-        self.length = 0
         self._binding = self._session.io_binding()
         self._width = 0
         self._mask = np.ones((1, self.capacity), np.int64)
-        self._kv = {
-            name: ort.OrtValue.ortvalue_from_numpy(np.zeros((1, heads, self.capacity, size), np.float32))
-            for name, (heads, size) in self._past.items()
-        }
-        for name, value in self._kv.items():
+        for name, (heads, size) in self._past.items():
+            rows = np.zeros((1, heads, self.capacity, size), np.float32)
+            if self.length:
+                rows[:, :, : self.length] = self._kv[name].numpy()[:, :, : self.length]
+            self._kv[name] = value = ort.OrtValue.ortvalue_from_numpy(rows)
             self._binding.bind_ortvalue_input(name, value)
             self._binding.bind_ortvalue_output(name.replace("past_key_values", "present"), value)
         self._bind_adapter()
@@ -89,6 +91,7 @@ class Decoder:
         if m != self._width:
             self._bind_width(m)
         self._ids[0] = ids
+        self.fed[self.length :] = ids
         self._binding.bind_cpu_input("attention_mask", self._mask[:, :total])
         begin = perf_counter()
         try:
@@ -121,25 +124,31 @@ class Decoder:
             name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value, np.float32))
             for name, value in (parameters or {}).items()
         }
-        capacity, self.capacity = self.capacity, 0
+        capacity, self.capacity, self.length = self.capacity, 0, 0
         self.reserve(capacity)
 
     def _bind_adapter(self) -> None:
         for name, value in self._adapter.items():
             self._binding.bind_ortvalue_input(name, value)
 
+    def _arrays(self, m: int) -> dict[str, np.ndarray]:
+        """What passes of up to m rows read and write beside the past, one row after the other."""
+        arrays: dict[str, np.ndarray] = {
+            "input_ids": np.empty(m, np.int64),
+            "logits": np.empty((m, self.vocabulary), np.float32),
+        }
+        if self._hidden_size:
+            arrays["hidden_states"] = np.empty((m, self._hidden_size), np.float32)
+        return arrays
+
     def _bind_width(self, m: int) -> None:
         """Bind arrays for passes of m rows; they stay bound while the width stays."""
         made = self._widths.get(m)
         if made is None:
-            arrays: dict[str, np.ndarray] = {
-                "input_ids": np.empty((1, m), np.int64),
-                "logits": np.empty((1, m, self.vocabulary), np.float32),
-            }
-            if self._hidden_size:
-                arrays["hidden_states"] = np.empty((1, m, self._hidden_size), np.float32)
-            made = {name: (array, ort.OrtValue.ortvalue_from_numpy(array)) for name, array in arrays.items()}
-            if m <= MOST_KEPT:  # the widths of rounds; a prefill chunk is too large to keep
+            arrays = self._rows if m <= MOST_KEPT else self._arrays(m)
+            views = {name: array[None, :m] for name, array in arrays.items()}
+            made = {name: (view, ort.OrtValue.ortvalue_from_numpy(view)) for name, view in views.items()}
+            if m <= MOST_KEPT:
                 self._widths[m] = made
         for name, (_, value) in made.items():
             bind = self._binding.bind_ortvalue_input if name == "input_ids" else self._binding.bind_ortvalue_output
@@ -165,14 +174,14 @@ def _decodes(inputs: Mapping[str, Sequence[Any]], outputs: Mapping[str, Sequence
 
 
 def prefill(decoder: CausalModel, ids: Sequence[int], chunk: int, least: int) -> np.ndarray:
-    """Feed a prompt in fixed chunks and return the logits [V] of its last token.
+    """Feed what the past lacks of a prompt, in fixed chunks, and return the logits [V] of its last token.
 
-    The chunks depend on the prompt's length only, and none has fewer than `least` rows (the last
+    The chunks depend on the lengths of prompt and past only, and none has fewer than `least` rows (the last
     takes rows from the one before, a prompt of one token gets a pad row that is then forgotten):
     a one-row attention block would take another kernel (DESIGN.md, two-row rule). Needs
     chunk ≥ 2 · least, so that the chunk that gives rows away keeps enough.
     """
-    ids = list(ids)
+    ids = list(ids[decoder.length :])
     starts = list(range(0, len(ids), chunk))
     if len(starts) > 1 and len(ids) - starts[-1] < least:
         starts[-1] = len(ids) - least

@@ -24,21 +24,20 @@ from omnidraft.runtime.clock import PhaseClock
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.generation import Chunk, Generation
 from omnidraft.runtime.invariance import WIDEST
-from omnidraft.runtime.lookup import LookUp
+from omnidraft.runtime.kit import make_kit
 from omnidraft.runtime.ngram_cache import NgramCache
 from omnidraft.runtime.observation import Observation
 from omnidraft.runtime.options import Options
-from omnidraft.runtime.outlook import Outlook
 from omnidraft.runtime.pair import ANYWHERE, Pair, load_pair
-from omnidraft.runtime.placement import Wishes, warnings
-from omnidraft.runtime.policy import LONGEST_DRAFT, CostAware, Fixed, Policy, Threshold
+from omnidraft.runtime.placed import warnings
+from omnidraft.runtime.placement import Wishes
+from omnidraft.runtime.policy import LONGEST_DRAFT
 from omnidraft.runtime.prompt import Message, as_messages
-from omnidraft.runtime.proposer import Choice, Drafter, Nothing, Proposer
+from omnidraft.runtime.proposer import Choice, Nothing, Proposer
 from omnidraft.runtime.report import Report, Tally, rate
 from omnidraft.runtime.sampling import Sampling
-from omnidraft.runtime.state import Key, State
+from omnidraft.runtime.state import State
 from omnidraft.runtime.stop import StopMachine
-from omnidraft.runtime.translation import Translation
 
 
 class Engine:
@@ -54,8 +53,13 @@ class Engine:
         self._least_rows = (calibration.least_rows or 1) if exact else 1
         self._width = calibration.width if exact else None  # of every pass, where rows agree within it only
         self.lossless = "exact" if exact else "near"
+        self._reuse = calibration.reuse or not exact
         self.cache: NgramCache | None = None
-        self._proposer: Proposer = self._make_proposer() if options.drafts else Nothing()
+        self._cache_file: CacheFile | None = None
+        self._proposer: Proposer = Nothing()
+        if options.drafts:
+            kit = make_kit(pair, options, calibration, self._least_rows, self._width, state)
+            self._proposer, self.cache, self._cache_file = kit.proposer, kit.cache, kit.file
         self.report: Report | None = None
         self.tally = Tally()  # of the newest response, while it is streamed too
         self._adapter: Mapping[str, np.ndarray] | None = None
@@ -134,6 +138,7 @@ class Engine:
             paper_rule=self.options.verification == "paper",
             observation=self.observation,
             top_logprobs=top_logprobs,
+            reuse=self._reuse,
         )
         self.tally = generation.tally
         try:
@@ -170,10 +175,7 @@ class Engine:
 
         For those whose text may be kept: whoever learns from it.
         """
-        info = self.pair.target.info
-        key: Key = {"target": info.weights_sha256, "tokenizer": info.tokenizer_sha256}
-        path = f"answers/{info.weights_sha256[:12]}-{info.tokenizer_sha256[:12]}.json"
-        self._answers = Answers(self._state, path, key, self.pair.target.decoder.vocabulary)
+        self._answers = Answers.of(self._state, self.pair.target)
         if isinstance(self._proposer, Choice) and self._proposer.lookup is not None:
             for answer in self._answers.load():
                 self._proposer.lookup.remember(answer)
@@ -182,6 +184,12 @@ class Engine:
         answers.add(emitted)
         if isinstance(self._proposer, Choice) and self._proposer.lookup is not None:
             self._proposer.lookup.remember(emitted)
+
+    def forget(self) -> None:
+        """Have the next response read all of its prompt, for whoever measures how long that takes."""
+        self.pair.target.decoder.rollback(0)
+        if self.pair.drafter is not None:
+            self.pair.drafter.decoder.rollback(0)
 
     def generate(self, prompt: str | Sequence[Message], **arguments: Any) -> Report:
         """The whole response at once; arguments as for `stream`."""
@@ -193,59 +201,14 @@ class Engine:
     @property
     def cache_path(self) -> Path | None:
         """The n-gram cache's file, None if nothing is kept."""
-        return None if self.cache is None else self._cache_file.path
+        return None if self._cache_file is None else self._cache_file.path
 
     def save(self) -> None:
         """Write n-gram cache and answers to the state; what other processes wrote is added up with ours."""
         if self._answers is not None:
             self._answers.save()
-        if self.cache is not None:
+        if self._cache_file is not None and self.cache is not None:
             self._cache_file.save(self.cache)
-
-    def _make_policy(self) -> Policy:
-        options, times = self.options, self.calibration
-        if options.gamma is not None:
-            return Threshold(options.gamma)
-        if options.fixed is not None:
-            return Fixed(options.fixed)
-        if times.target is None or times.drafter is None:
-            raise ValueError("draft by cost needs pass times; calibrate with times")
-        return CostAware(times.target, times.drafter, self._least_rows)
-
-    def _make_proposer(self) -> Choice:
-        policy, options = self._make_policy(), self.options
-        if self._width is not None:
-            policy.longest = min(policy.longest, self._width - 1)
-        lookup = LookUp() if options.measured and options.lookup else None
-        return Choice(self._make_drafter(policy), lookup, policy)
-
-    def _make_drafter(self, policy: Policy) -> Drafter:
-        pair, mode = self.pair, self.options.mode
-        assert pair.drafter is not None and pair.vocabulary is not None
-        translation = Translation(pair.vocabulary, mode, pair.drafter.decoder.vocabulary)
-        if mode.online:
-            self.cache = self._open_cache(translation.merges)
-        return Drafter(
-            pair.drafter.decoder,
-            pair.drafter.tokens,
-            pair.target.tokens,
-            translation,
-            self.cache,
-            Outlook(pair.head),
-            policy,
-            context=pair.drafter.info.context,
-            ends=pair.target.info.stop_ids,
-            paper_rule=self.options.verification == "paper",
-        )
-
-    def _open_cache(self, static: dict[tuple[int, ...], int]) -> NgramCache:
-        assert self.pair.drafter is not None
-        draft, target = self.pair.drafter, self.pair.target
-        hashes = {"draft_tokenizer": draft.info.tokenizer_sha256, "target_tokenizer": target.info.tokenizer_sha256}
-        name = "-".join(digest[:12] for digest in hashes.values())
-        path = f"pairs/{name}/ngram_cache.json"
-        self._cache_file = CacheFile(self._state, path, {**hashes}, draft.tokens.bytes_of, target.tokens.bytes_of)
-        return self._cache_file.open(static=static)
 
     def encode(
         self, prompt: str | Sequence[Message], max_new_tokens: int, raw: bool = False
@@ -296,6 +259,7 @@ class Engine:
             text=generation.text,
             finish_reason=machine.finish_reason or "cancelled",
             prompt_tokens=generation.prompt_tokens,
+            reused_tokens=generation.reused_tokens,
             completion_tokens=len(emitted),
             tokens_per_second=rate(len(emitted) - 1, decoding) if len(emitted) > 1 else None,
             acceptance_rate=rate(tally.accepted, tally.proposed),

@@ -1,4 +1,4 @@
-"""The other files that an ONNX graph reads, found in the file alone: weights beside it, and compiled contexts."""
+"""The other files that a graph reads, found in the file alone: weights beside it, and compiled contexts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from omnidraft.runtime.errors import OmniDraftError
+from omnidraft.runtime.ort_format import check_alone, is_ort_format
 from omnidraft.runtime.protobuf import Data, Span, fields, find, text
 
 DEEPEST = 16  # graphs inside nodes of graphs
@@ -28,7 +29,13 @@ CONTEXT, CONTEXT_FILE, EMBEDDED = "EPContext", "ep_cache_context", "embed_mode"
 
 
 def external_files(model: Path) -> set[str]:
-    """Every file that a graph reads, as it names them. Raises OmniDraftError for a file that is not ONNX; OSError."""
+    """Every file that a graph reads, as it names them; none, if it is in ORT format.
+
+    Raises OmniDraftError for a file that is neither ONNX nor in ORT format; OSError.
+    """
+    if is_ort_format(model):
+        check_alone(model)
+        return set()
     try:
         with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return set(_named(data, "model", (0, len(data)), 0))

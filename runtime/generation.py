@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from omnidraft.runtime import paper
-from omnidraft.runtime.causal_model import CausalModel
+from omnidraft.runtime.causal_model import CausalModel, held
 from omnidraft.runtime.clock import PhaseClock
 from omnidraft.runtime.decoder import prefill
 from omnidraft.runtime.drafting import Draft
@@ -55,11 +55,13 @@ class Generation:
         paper_rule: bool = False,
         observation: Observation | None = None,
         top_logprobs: int | None = None,
+        reuse: bool = False,
     ) -> None:
         """`prompt`: target ids, not empty; `least_rows`: W₀, every target pass has at least so many rows.
 
         `observation`: where to write what the target said, if somebody learns from it; `top_logprobs`: of how many
-        likeliest tokens chunks shall have logprobs beside the emitted one's, None for no logprobs.
+        likeliest tokens chunks shall have logprobs beside the emitted one's, None for no logprobs; `reuse`: whether
+        rows that the target holds stand for the beginning of the prompt, where it is the same.
 
         Takes the target over: a stream that was started before on the same decoder cannot go on.
         """
@@ -75,7 +77,8 @@ class Generation:
         self.predictions: list[tuple[float, bool]] = []  # expected acceptance and outcome, as drafted
         self._overheads: list[float] = []
         target.owner = self
-        target.rollback(0)
+        self.reused_tokens = max(0, min(held(target, prompt), len(prompt) - least_rows)) if reuse else 0
+        target.rollback(self.reused_tokens)
 
     @property
     def active(self) -> bool:

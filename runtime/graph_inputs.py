@@ -1,4 +1,4 @@
-"""The inputs of an ONNX graph, read from the file alone.
+"""The inputs of a graph, read from the file alone.
 
 What a provider can run, and how much memory a cache takes, has to be known before a session is made, and making one
 for that would read all the weights.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
+from omnidraft.runtime import ort_format
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.protobuf import Data, Span, find, number, text
 
-Shape = tuple[int | str, ...]
+Shape = ort_format.Shape
 UNKNOWN = "?"
 
 # Where ONNX keeps things: the numbers of the fields on the way there (onnx.proto).
@@ -25,8 +26,11 @@ SIZE, SYMBOL = (1,), (2,)  # Dimension.dim_value, Dimension.dim_param
 def graph_inputs(model: Path) -> dict[str, Shape]:
     """Name → shape of every input; a dimension is a number, or the name of what it depends on ("?" without one).
 
-    Weights are stepped over, not read. Raises OmniDraftError for a file that is not ONNX, OSError.
+    Weights are stepped over, not read.
+    Raises OmniDraftError for a file that is neither ONNX nor in ORT format; OSError.
     """
+    if ort_format.is_ort_format(model):
+        return ort_format.inputs(model, UNKNOWN)
     try:
         with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return dict(_input(data, span) for span in find(data, (0, len(data)), *INPUTS))

@@ -44,6 +44,28 @@ def probe(decoder: CausalModel, context: int) -> int | None:
     return alive[0] if alive else None
 
 
+def chunks_agree(decoder: CausalModel, context: int, width: int) -> bool:
+    """Whether rows of a prefill pass have the bits that passes of `width` rows give them, wherever they stand in it.
+
+    Then rows of an earlier response can stand for those of a prompt that begins as it did. Takes about a second.
+    False where the context holds too little to tell.
+    """
+    past = PASTS[-1]
+    if past + ROWS + WIDEST > context:
+        return False
+    decoder.reserve(past + ROWS + WIDEST)
+    ids = np.random.default_rng(1).integers(0, decoder.vocabulary, past + ROWS).tolist()
+    decoder.rollback(0)
+    begin = past + ROWS - CHUNK
+    prefill(decoder, ids[:begin], CHUNK, max(WIDEST, width))
+    whole = decoder.run(ids[begin:])[-ROWS:].copy()
+    decoder.rollback(0)
+    prefill(decoder, ids[:past], CHUNK, max(WIDEST, width))
+    agree = _equal(decoder, ids[past:], past, width, whole)
+    decoder.rollback(0)
+    return agree
+
+
 def _equal(decoder: CausalModel, ids: list[int], past: int, width: int, whole: np.ndarray) -> bool:
     decoder.rollback(past)
     for begin in range(0, ROWS, width):

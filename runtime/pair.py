@@ -15,7 +15,8 @@ from omnidraft.runtime.bundle import Bundle, Drafter, Graph, Target, open_bundle
 from omnidraft.runtime.causal_model import CausalModel
 from omnidraft.runtime.decoder import Decoder
 from omnidraft.runtime.errors import OmniDraftError
-from omnidraft.runtime.placement import Placed, Refused, Wish, Wishes
+from omnidraft.runtime.placed import Placed
+from omnidraft.runtime.placement import Refused, Wish, Wishes
 from omnidraft.runtime.portable_decoder import PortableDecoder
 from omnidraft.runtime.prompt import PromptEncoder
 from omnidraft.runtime.state import State
@@ -123,15 +124,16 @@ def _load(
         return _open(bundle, info, choose(precision, wish.profiles), threads, wish)
     on_qnn, on_cpu = replace(wish, ep="qnn", strict=True), Wish("cpu")
     try:
-        graph, why = choose(precision, [compiled.fitting(bundle, graphs, on_qnn)]), ""
-        loaded = _open(bundle, info, graph, threads, on_qnn)
+        graph = choose(precision, [compiled.fitting(bundle, graphs, on_qnn)])
+        loaded, why, instead = _open(bundle, info, graph, threads, on_qnn), "", ""
     except OmniDraftError as error:
         if wish.strict:
             raise
         known = any(graph.precision == precision for graph in graphs if graph.profile in on_cpu.profiles)
         loaded = _open(bundle, info, choose(precision if known else None, on_cpu.profiles), threads, on_cpu)
         why = f"on the CPU because {error.reason if isinstance(error, Refused) else error}"
-    loaded.decoder.placed = replace(loaded.decoder.placed, requested=wish.ep, why=why)
+        instead = loaded.graph.label
+    loaded.decoder.placed = replace(loaded.decoder.placed, requested=wish.ep, why=why, instead=instead)
     return loaded
 
 

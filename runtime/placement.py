@@ -9,9 +9,8 @@ from the nodes that each provider was given.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -23,9 +22,11 @@ from onnxruntime.capi import _pybind_state as binding
 from omnidraft.runtime.bundle import PROFILES
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.graph_inputs import dynamic_inputs
+from omnidraft.runtime.ort_format import is_ort_format
+from omnidraft.runtime.placed import CPU, RECORD, Placed, count
 from omnidraft.runtime.qnn import qnn_settings, soc_model
 
-CPU = "CPUExecutionProvider"
+LEFT = "fallback to CPU EP"  # is in what ONNX Runtime says where the CPU would be given nodes and may not
 
 
 @dataclass(frozen=True)
@@ -140,34 +141,13 @@ def _read_wish(text: str, strict: bool, profile: str) -> Wish:
     return Wish(ep, strict, {"soc_model": str(soc_model(soc))} if soc else {}, profile)
 
 
-@dataclass(frozen=True)
-class Placed:
-    """Where a graph runs. `actual` and the keys of `share` are ONNX Runtime's names, the largest share first.
-
-    `share`: nodes given to each provider / nodes; `why`: why it is not as requested, "" if it is.
-    """
-
-    requested: str
-    actual: str
-    share: dict[str, float]
-    why: str = ""
-
-
-def warnings(placed: Mapping[str, Placed]) -> list[str]:
-    """One line for each reason why models do not run as requested, by their names."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for model, where in placed.items():
-        if where.why:
-            reasons.setdefault((where.requested, where.why), []).append(model)
-    return [f"{' and '.join(models)}: asked for {ep}, {why}" for (ep, why), models in reasons.items()]
-
-
 def session_options(threads: int) -> ort.SessionOptions:
     """Options of every session here. Spinning threads fight each other on a machine that does anything else."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    options.enable_mem_pattern = False  # a plan would be kept for every shape, and nearly every pass has a new one
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 
@@ -184,15 +164,14 @@ def open_session(
         return _on_cpu(model, make_options, wish)
     try:
         session = _on_wished(model, make_options, wish)
-        placed = _placed(session, wish)
-        why = placed.why
     except Unavailable as reason:
         if not wish.strict:
             return _on_cpu(model, make_options, wish, f"on the CPU because {reason}")
-        why = str(reason)
-    if wish.strict and why:
-        raise Refused(model, wish.ep, why)
-    return session, placed
+        raise Refused(model, wish.ep, str(reason)) from None
+    placed = count(session, wish.ep, wish.provider.name)
+    if wish.strict and placed.why:
+        raise Refused(model, wish.ep, placed.why)
+    return session, replace(placed, why=f"{placed.why}; --strict-ep refuses that") if placed.why else placed
 
 
 def devices(ep: str) -> list[Any]:
@@ -248,6 +227,8 @@ def compatibility(model: Path, ep: str) -> tuple[str, str]:
 def _on_wished(model: Path, make_options: Callable[[], ort.SessionOptions], wish: Wish) -> ort.InferenceSession:
     """Raises Unavailable if the provider is not there or does not start, OmniDraftError for the wrong kind of graph."""
     provider = wish.provider
+    if is_ort_format(model):  # what is not recorded cannot be reported
+        raise Unavailable("ONNX Runtime records no nodes of a graph in ORT format: pack without --ort-format")
     dynamic = dynamic_inputs(model) if provider.static else []
     kind = f"{wish.ep} runs fixed shapes only, and that of {dynamic[0]!r} is not fixed" if dynamic else ""
     try:
@@ -256,57 +237,48 @@ def _on_wished(model: Path, make_options: Callable[[], ort.SessionOptions], wish
         raise Unavailable(f"{reason}; besides, {kind}" if kind else str(reason)) from None
     if kind:
         raise OmniDraftError(f"{model}: {kind}; use --ep cpu, or export with --profile cpu,static")
-    options = make_options()
-    for key, value in provider.session.items():
-        options.add_session_config_entry(key, value)
     try:
-        return _create(model, options, wish.strict, found, provider.name, {**provider.settings, **wish.settings})
+        return _create(model, make_options(), wish, wish.strict, found)
     except Exception as error:  # ONNX Runtime raises many types, all with one message
-        raise Unavailable(f"{provider.name} does not take it ({first_line(error)}): use --ep cpu") from None
+        left = _left_to_others(model, make_options, wish, found) if LEFT in str(error) else ""
+        raise Unavailable(left or f"{provider.name} does not take it ({first_line(error)}): use --ep cpu") from None
+
+
+def _left_to_others(
+    model: Path, make_options: Callable[[], ort.SessionOptions], wish: Wish, found: Sequence[Any]
+) -> str:
+    """Which nodes a strict session was refused for: ONNX Runtime does not say, and one that is not strict is asked."""
+    try:
+        return count(_create(model, make_options(), wish, False, found), wish.ep, wish.provider.name).why
+    except Exception:  # ONNX Runtime raises many types; what it said of the strict session stands
+        return ""
 
 
 def _create(
-    model: Path,
-    options: ort.SessionOptions,
-    strict: bool,
-    found: Sequence[Any],
-    provider: str,
-    settings: Mapping[str, str],
+    model: Path, options: ort.SessionOptions, wish: Wish, strict: bool, found: Sequence[Any] = ()
 ) -> ort.InferenceSession:
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    """A session that counts nodes. `found`: the devices of a plug-in."""
+    provider, settings = wish.provider, {**wish.provider.settings, **wish.settings}
+    for key, value in provider.session.items():
+        options.add_session_config_entry(key, value)
+    options.add_session_config_entry(RECORD, "1")
     if strict:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     if found:
-        options.add_provider_for_devices(found, dict(settings))
+        options.add_provider_for_devices(found, settings)
         return ort.InferenceSession(model, options, enable_fallback=0)
     # The CPU is not named beside another: ONNX Runtime adds it, and a strict session may not have it named.
-    return ort.InferenceSession(model, options, providers=[(provider, dict(settings))], enable_fallback=0)
+    return ort.InferenceSession(model, options, providers=[(provider.name, settings)], enable_fallback=0)
 
 
 def _on_cpu(
     model: Path, make_options: Callable[[], ort.SessionOptions], wish: Wish, why: str = ""
 ) -> tuple[ort.InferenceSession, Placed]:
     try:
-        session = _create(model, make_options(), False, (), CPU, {})
+        session = _create(model, make_options(), Wish("cpu"), False)
     except Exception as error:  # ONNX Runtime raises many types, all with one message
         raise OmniDraftError(f"{model}: ONNX Runtime cannot load it ({first_line(error)}); export again") from None
-    return session, _placed(session, wish, why)
-
-
-def _placed(session: ort.InferenceSession, wish: Wish, why: str = "") -> Placed:
-    """Count who was given the nodes; with no other reason, those that the wished provider was not given are one."""
-    given: dict[str, Counter[str]] = {}
-    for part in session.get_provider_graph_assignment_info():
-        given.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
-    counts = {name: ops.total() for name, ops in sorted(given.items(), key=lambda item: -item[1].total())}
-    total = sum(counts.values())
-    name = wish.provider.name
-    elsewhere: Counter[str] = sum((ops for other, ops in given.items() if other != name), Counter())
-    if elsewhere and not why:
-        kinds = ", ".join(op for op, _ in elsewhere.most_common(3))
-        others = ", ".join(other for other in counts if other != name)
-        why = f"{elsewhere.total()} of {total} nodes ({kinds}) are on {others}; --strict-ep refuses that"
-    return Placed(wish.ep, next(iter(counts), CPU), {name: count / total for name, count in counts.items()}, why)
+    return session, count(session, wish.ep, CPU, why)
 
 
 def first_line(error: Exception) -> str:

@@ -43,21 +43,24 @@ class PortableDecoder:
         self._sizes = {name: (shape[1], shape[3]) for name, shape in past.items()}
         self.vocabulary = int(outputs["logits"][-1])
         self.owner: object = None  # whose rows the past holds
+        self.fed: list[int] = []  # see CausalModel
         self.hidden: np.ndarray | None = None
         self.seconds = 0.0
         self.length = 0
         self.capacity = 0
+        self._past: dict[str, np.ndarray] = {}
         self.reserve(GROW)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` rows of past. More room starts empty; a smaller wish is no work."""
+        """Make room for `capacity` rows of past, which keeps its rows; a smaller wish is no work."""
         if capacity <= self.capacity:
             return
         self.capacity = -(-capacity // GROW) * GROW
-        self.length = 0
-        self._past = {
-            name: np.zeros((1, heads, self.capacity, size), np.float32) for name, (heads, size) in self._sizes.items()
-        }
+        for name, (heads, size) in self._sizes.items():
+            rows = np.zeros((1, heads, self.capacity, size), np.float32)
+            if self.length:
+                rows[:, :, : self.length] = self._past[name][:, :, : self.length]
+            self._past[name] = rows
 
     def run(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Feed m tokens behind the past; the past grows by m. Returns float32 logits [m, V].
@@ -82,6 +85,7 @@ class PortableDecoder:
         for rows, present in zip(self._past.values(), presents, strict=True):
             rows[:, :, begin:end] = present[:, :, begin:]
         self.seconds += perf_counter() - started
+        self.fed[begin:] = ids
         self.length = end
         found: np.ndarray = logits[0]
         return found

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from omnidraft.runtime.drafting import Draft
-from omnidraft.runtime.placement import Placed
+from omnidraft.runtime.placed import Placed
 from omnidraft.runtime.translation import Kind
 
 
@@ -50,6 +50,7 @@ class Report:
     A cancelled response holds what was verified, which may be a few tokens more than were delivered.
     `lossless`: "exact" (bit for bit the text of plain decoding), "near", or "biased" (the paper's rule, sampling);
     `decode_width`: the rows of every pass behind the prompt, where exact text needs the same number in all.
+    `reused_tokens`: how many tokens at the prompt's beginning an earlier response had read already;
     `tokens_per_second`: emitted tokens after the first, over the time from the first to the last.
     `time_to_first_token` and `phases` are seconds; the phases add up to `seconds`.
     `overhead_ms`: median milliseconds of a round that neither model was running.
@@ -87,6 +88,7 @@ class Report:
     phases: dict[str, float]
     decode_width: int | None = None
     profiles: dict[str, str] = field(default_factory=dict)
+    reused_tokens: int = 0
     drafter_failure: str = ""
     placement: dict[str, Placed] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict, repr=False)

@@ -56,6 +56,7 @@ class StaticDecoder:
         self.placed = next((where for where in placed if where.why), placed[0])  # the one to complain about
         self.lora_names = self._graphs[0].lora_names
         self.owner: object = None  # whose rows the buffer holds
+        self.fed: list[int] = []  # see CausalModel
         self._parameters: Mapping[str, np.ndarray] | None = None
         self.hidden: np.ndarray | None = None
         self.seconds = 0.0
@@ -141,6 +142,7 @@ class StaticDecoder:
         for name, past in self._past.items():
             past[:, :, begin : begin + m] = graph.outputs[name.replace("past", "new")][:, :, :m]
         self.seconds += perf_counter() - started
+        self.fed[begin:] = ids
         self.length = begin + m
         hidden = graph.outputs.get("hidden_states")
         return graph.outputs["logits"][0, :m], None if hidden is None else hidden[0, :m]

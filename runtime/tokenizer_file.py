@@ -15,6 +15,7 @@ from omnidraft.runtime.untrusted import MIB, parse_json
 MAX_FILE_BYTES = 64 * MIB
 MAX_TOKENS = 2_000_000
 MAX_TOKEN_CHARS = 65_536
+MAX_STEPS = 16  # of a pre-tokenizer; each goes over the whole text
 SPACE = "▁"
 
 
@@ -49,6 +50,9 @@ def parse(text: bytes, name: str) -> dict[str, Any]:
             f"{name}: tokenizers of kind {kind!r} are not supported; use a model with a byte-level BPE "
             "or a SentencePiece BPE with byte fallback"
         )
+    steps = [step.get("type") for step in _steps(document.get("pre_tokenizer"), "pretokenizers")]
+    if len(steps) > MAX_STEPS or steps.count("ByteLevel") > 1:  # a second one doubles the text, and so does a third
+        raise OmniDraftError(f"{name}: its pre-tokenizer repeats itself ({len(steps)} steps); export or copy it again")
     vocabulary, added = model.get("vocab"), document.setdefault("added_tokens", [])
     if not isinstance(vocabulary, dict) or not isinstance(added, list) or not all(map(_is_added_token, added)):
         raise OmniDraftError(f"{name}: its vocabulary or added_tokens are malformed; export or copy it again")

@@ -9,25 +9,29 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 from checkpoints import write_checkpoint
 
 from omnidraft.export import cache, parity
 from omnidraft.export.order import Order, read_profiles
 from omnidraft.export.pipeline import export
-from omnidraft.runtime.bundle import MANIFEST
+from omnidraft.runtime import compiled
+from omnidraft.runtime.bundle import MANIFEST, open_bundle
 from omnidraft.runtime.calibration import Calibration, calibrate
 from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.options import Options
 from omnidraft.runtime.pair import Pair, load_pair
-from omnidraft.runtime.placement import Wishes, read_wishes, warnings
+from omnidraft.runtime.placed import warnings
+from omnidraft.runtime.placement import Wishes, read_wishes
 from omnidraft.runtime.sampling import Sampling
 from omnidraft.runtime.state import State
+from omnidraft.runtime.static_decoder import exact_width
 
 PROMPTS = ("The boat came back", "def total(values):")
 QUESTION = ("Why is the sky blue?",)
@@ -57,18 +61,43 @@ def answers(pair: Pair, measured: Calibration, draft: str, prompts: Sequence[str
     return found, accepted
 
 
-def texts(bundle: Path, ep: str, precision: str, prompts: Sequence[str] = PROMPTS) -> dict[str, Any]:
-    """Drafted and plain text on one placement, with the W₀ or width that is measured there."""
+def measured_here(pair: Pair) -> Calibration:
+    """W₀ of a pair's target on this device, or the width in its place."""
+    return calibrate(pair, NOWHERE, times=False)
+
+
+def of_one_width(pair: Pair) -> Calibration:
+    """What is measured where no number of rows agrees across widths, whether or not this is such a device."""
+    return Calibration(None, width=exact_width(pair.target.decoder, pair.target.info.context))
+
+
+def texts(
+    bundle: Path,
+    ep: str,
+    precision: str,
+    prompts: Sequence[str] = PROMPTS,
+    measure: Callable[[Pair], Calibration] = measured_here,
+) -> dict[str, Any]:
+    """Drafted and plain text on one placement, and how many rows the target's passes had."""
     pair = load_pair(bundle, None, precision, 1, wishes=read_wishes(ep, strict=True))
-    measured = calibrate(pair, NOWHERE, times=False)
+    measured = measure(pair)
+    rows, run = set[int](), pair.target.decoder.run
+
+    def counting(ids: Sequence[int]) -> np.ndarray:
+        rows.add(len(ids))
+        return run(ids)
+
+    pair.target.decoder.run = counting  # type: ignore[method-assign]
     plain, _ = answers(pair, measured, "off", prompts)
     drafted, accepted = answers(pair, measured, "3", prompts)
+    del pair.target.decoder.run  # a circle, in which QNN's sessions would outlive their turn
     return {
         "providers": {model: placed.share for model, placed in pair.placement.items()},
         "profiles": {model: graph.profile for model, graph in pair.graphs.items()},
         "precision": pair.precision,
         "w0": measured.w0,
         "width": measured.width,
+        "rows": sorted(rows),
         "plain": plain,
         "drafted": drafted,
         "accepted": accepted,
@@ -90,10 +119,25 @@ def both(bundle: Path, ep: str) -> dict[str, Any]:
     return {name: opened(bundle, read_wishes(ep, name == "strict")) for name in ("lenient", "strict")}
 
 
+def on_another_device(bundle: Path, ep: str) -> str:
+    """The profile for a machine without the simulator whose SoC ONNX Runtime cannot tell, or the line that refuses.
+
+    Nothing is loaded: this machine cannot run it.
+    """
+    opened, here = open_bundle(bundle), compiled.simulated
+    compiled.simulated = lambda: False
+    try:
+        return compiled.fitting(opened, opened.targets["one"].graphs, read_wishes(ep).target)
+    except OmniDraftError as error:
+        return str(error)
+    finally:
+        compiled.simulated = here
+
+
 def spoilt(bundle: Path, out: Path) -> Path:
     """A copy in which one byte of the target's binaries is another."""
     shutil.copytree(bundle, out)
-    for path in out.glob("targets/*/qnn-*/*_qnn.bin"):
+    for path in out.glob("targets/*/qnn-simulator-*/*_qnn.bin"):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
@@ -106,13 +150,15 @@ def main(folder: Path) -> None:
     cache.cache_root = lambda: folder / "cache"
     parity.THRESHOLDS["a16w8"] = parity.Threshold(0.3)  # random weights leave no clear choices
     model = str(write_checkpoint(folder / "model"))
-    bundle = make(model, model, folder / "bundle", "cpu,qnn:simulator", "fp32", "a16w8")
+    bundle = make(model, model, folder / "bundle", "cpu,qnn:SM8550,X-Elite,simulator", "fp32", "a16w8")
     shipped = make(model, model, folder / "shipped", "cpu,qnn:SM8550,X-Elite", "fp32")
     runs = {
         "both": texts(bundle, "qnn", "fp16"),
         "both, a16w8": texts(bundle, "qnn", "a16w8"),
         "target": texts(bundle, "target=qnn,drafter=cpu", "fp16"),
         "drafter": texts(bundle, "target=cpu,drafter=qnn", "fp32"),
+        "one width": texts(bundle, "target=qnn,drafter=cpu", "fp16", measure=of_one_width),
+        "one width, a16w8": texts(bundle, "target=qnn,drafter=cpu", "a16w8", measure=of_one_width),
         "trained": texts(real, "target=qnn,drafter=cpu", "fp16", QUESTION),
     }
     facts = {
@@ -120,6 +166,8 @@ def main(folder: Path) -> None:
         "runs": runs,
         "auto": both(bundle, "auto"),
         "another SoC": both(shipped, "qnn"),
+        "a SoC by name": both(bundle, "qnn:SM8550"),
+        "elsewhere": {ep: on_another_device(shipped, ep) for ep in ("qnn", "qnn:SM8550", "qnn:X-Elite", "qnn:SM8650")},
         "damaged": both(spoilt(bundle, folder / "spoilt"), "target=qnn,drafter=cpu"),
     }
     print(json.dumps(facts))

@@ -20,7 +20,7 @@ from test_cli import omnidraft
 
 from omnidraft.runtime.calibration import calibrate
 from omnidraft.runtime.decoder import Decoder
-from omnidraft.runtime.placement import CPU
+from omnidraft.runtime.placed import CPU
 from omnidraft.runtime.state import LOCK, State
 from omnidraft.tools import bundle_health
 from omnidraft.tools.bundle_health import VERDICTS, look_at_bundle, memory, model_needs

@@ -81,6 +81,15 @@ class TestTokenizers:
         with refused("the tokenizers package cannot load it"):  # it allows 128
             TokenBytes(self.edited(nest), "x")
 
+    def test_a_pre_tokenizer_that_doubles_the_text_again_and_again_is_refused(self) -> None:
+        """Found by fuzzing: byte-level characters of byte-level characters, 27 times over."""
+        end = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        digits = {"type": "Digits", "individual_digits": True}
+        for steps in ([digits, end] * 27, [digits] * 17 + [end]):
+            with refused("x: its pre-tokenizer repeats itself"):
+                sequence = {"type": "Sequence", "pretokenizers": steps}
+                TokenBytes(self.edited(lambda d, steps=sequence: d.update(pre_tokenizer=steps)), "x")
+
     def test_a_regular_expression_that_explodes_is_one_line(self) -> None:
         """Its library stops after ten million steps, with a panic that is no Exception."""
         split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,8 @@ from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.graph_inputs import UNKNOWN, dynamic_inputs, graph_inputs
 from omnidraft.runtime.options import Options
-from omnidraft.runtime.placement import (
-    CPU,
-    PROVIDERS,
-    Placed,
-    Provider,
-    Unavailable,
-    Wish,
-    devices,
-    open_session,
-    read_wishes,
-    warnings,
-)
+from omnidraft.runtime.placed import CPU, Placed, describe, warnings
+from omnidraft.runtime.placement import PROVIDERS, Provider, Unavailable, Wish, devices, open_session, read_wishes
 from omnidraft.runtime.sampling import Sampling
 
 AZURE = "AzureExecutionProvider"
@@ -58,7 +49,7 @@ def write_graph(path: Path, *shapes: Any) -> Path:
     inputs = [helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, shape) for i, shape in enumerate(shapes)]
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     weights = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], np.arange(16.0))
-    nodes = [helper.make_node("MatMul", ["x0", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    nodes = [helper.make_node("MatMul", ["x0", "w"], ["h"], "product"), helper.make_node("Relu", ["h"], ["y"], "y")]
     graph = helper.make_graph(nodes, "tiny", inputs, [output], [weights])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
     return path
@@ -120,6 +111,11 @@ def test_reasons_that_differ_are_lines_of_their_own() -> None:
     placed = {"target": Placed("qnn", CPU, {CPU: 1.0}, "one"), "drafter": Placed("qnn", CPU, {CPU: 1.0}, "two")}
     assert warnings(placed) == ["target: asked for qnn, one", "drafter: asked for qnn, two"]
     assert warnings({"target": Placed("auto", CPU, {CPU: 1.0})}) == []
+    taken_over = {
+        name: replace(where, why="one", instead=graph)
+        for (name, where), graph in zip(placed.items(), "ab", strict=True)
+    }
+    assert warnings(taken_over) == ["target and drafter: asked for qnn, one; running instead: target a, drafter b"]
 
 
 @pytest.fixture
@@ -137,8 +133,20 @@ def test_a_provider_that_takes_no_node_is_found_out(static: Path) -> None:
     session, placed = open_session(static, quiet, Wish("azure"))
     assert session.get_providers()[0] == AZURE, "the control: this is what would have been reported"
     assert (placed.actual, placed.share) == (CPU, {CPU: 1.0})
-    assert placed.why.startswith(f"2 of 2 nodes (MatMul, Relu) are on {CPU}")
-    assert "--strict-ep" in refused(static, "azure")
+    left = f"2 of 2 nodes (1 MatMul, 1 Relu: product, y) are on {CPU}"
+    assert placed.why == f"{left}; --strict-ep refuses that"
+    assert refused(static, "azure") == f"{static}: asked for azure, {left}; without --strict-ep the CPU helps out"
+
+
+def test_nodes_are_counted_by_kind_and_the_first_are_named() -> None:
+    @dataclass
+    class Node:
+        op_type: str
+        name: str
+
+    many = [Node("Trilu", f"mask_{i}") for i in range(4)] + [Node(op, "") for op in ("Range", "Where", "Where", "Cast")]
+    assert describe(many) == "4 Trilu, 2 Where, 1 Range and 1 more: mask_0, mask_1, mask_2 and 1 more"
+    assert describe(many[4:5]) == "1 Range", "some graphs name no nodes"
 
 
 @pytest.mark.usefixtures("azure")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import simulator
 
-from omnidraft.runtime.placement import CPU
+from omnidraft.runtime.placed import CPU
 
 QNN = "QNNExecutionProvider"
 
@@ -23,7 +23,7 @@ def facts(qnn: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
 
 
 def test_a_graph_that_fits_runs_on_qnn_node_by_node(facts: dict[str, Any]) -> None:
-    assert facts["fits"] == {"requested": "qnn", "actual": QNN, "share": {QNN: 1.0}, "why": "",
+    assert facts["fits"] == {"requested": "qnn", "actual": QNN, "share": {QNN: 1.0}, "why": "", "instead": "",
                              "listed": [QNN, CPU]}  # fmt: skip
     assert 0 < facts["difference"] < 0.05, "fp16 on QNN, fp32 on the CPU: equal bits would mean that both were the CPU"
 
@@ -31,8 +31,9 @@ def test_a_graph_that_fits_runs_on_qnn_node_by_node(facts: dict[str, Any]) -> No
 def test_nodes_that_are_left_to_the_cpu_are_counted_and_named(facts: dict[str, Any]) -> None:
     partly = facts["partly"]
     assert partly["share"] == {QNN: 0.75, CPU: 0.25}
-    assert partly["actual"] == QNN and partly["why"].startswith(f"1 of 4 nodes (Trilu) are on {CPU}")
-    assert "--strict-ep" in facts["partly, strict"]["refused"]
+    left = f"1 of 4 nodes (1 Trilu: h2) are on {CPU}"
+    assert partly["actual"] == QNN and partly["why"] == f"{left}; --strict-ep refuses that"
+    assert f"asked for qnn, {left}; without --strict-ep" in facts["partly, strict"]["refused"]
 
 
 def test_a_missing_backend_is_found_out(facts: dict[str, Any]) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import simulator
+from test_cli import fails
 
 from omnidraft.export.order import Order, check, read_profiles
 from omnidraft.runtime.compiled import BEST, GOOD, UNKNOWN, choose
 from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.pair import load_pair
-from omnidraft.runtime.placement import CPU, Unavailable, read_wishes, warnings
+from omnidraft.runtime.placed import CPU, warnings
+from omnidraft.runtime.placement import Unavailable, read_wishes
+from omnidraft.runtime.qnn import soc_model
 
 pytest.importorskip("torch")
 QNN = "QNNExecutionProvider"
@@ -30,20 +33,26 @@ def facts(qnn: Path, folder: Path) -> dict[str, Any]:
     return simulator.facts(qnn, "qnn_bundle_facts.py", folder)
 
 
+def compiled_graphs(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    return [graph for graph in manifest["targets"]["one"]["graphs"] if "qnn" in graph]
+
+
 @simulator.needed
 def test_what_export_writes(facts: dict[str, Any]) -> None:
     """Compiled graphs of target and drafter, and none of the static ones that they were made from."""
-    simulated, shipped = (facts["manifests"][name] for name in ("bundle", "shipped"))
+    bundle, shipped = (facts["manifests"][name] for name in ("bundle", "shipped"))
     labels = {
         name: [(graph["profile"], graph["precision"]) for graph in found["targets"]["one"]["graphs"]]
         for name, found in facts["manifests"].items()
     }
-    assert labels["bundle"] == [("cpu", "fp32"), ("qnn:simulator", "fp16"), ("qnn:simulator", "a16w8")]
+    socs = ("SM8550", "X-Elite", "simulator")
+    assert labels["bundle"] == [("cpu", "fp32"), *((f"qnn:{soc}", kind) for soc in socs for kind in ("fp16", "a16w8"))]
     assert labels["shipped"] == [("cpu", "fp32"), ("qnn:SM8550", "fp16"), ("qnn:X-Elite", "fp16")]
     assert [graph["profile"] for graph in shipped["drafter"]["graphs"]] == ["qnn:SM8550", "qnn:X-Elite"]
-    for manifest, number in ((simulated, 1), (shipped, 1), (shipped, 2)):
-        graph = manifest["targets"]["one"]["graphs"][number]
-        assert graph["profile"] == "qnn:" + graph["qnn"]["soc"]
+    for manifest, graph in ((found, graph) for found in (bundle, shipped) for graph in compiled_graphs(found)):
+        soc = graph["qnn"]["soc"]
+        assert graph["profile"] == "qnn:" + soc
+        assert graph["qnn"]["compatibility"].split(":")[-3] == str(soc_model(soc)), "each has its own line"
         binaries = {f"{Path(graph['model']).parent}/{name}" for name in graph["qnn"]["binaries"]}
         assert binaries < manifest["files"].keys()
         assert len(binaries) == (1 if graph["qnn"]["shared"] else len(graph["static"]["widths"]))
@@ -69,6 +78,8 @@ def test_the_simulators_figures_are_its_own(facts: dict[str, Any]) -> None:
         ("both", QNN, QNN),
         ("both, a16w8", QNN, QNN),
         ("target", QNN, CPU),
+        ("one width", QNN, CPU),
+        ("one width, a16w8", QNN, CPU),
         ("drafter", CPU, QNN),
         ("trained", QNN, CPU),
     ],
@@ -87,6 +98,17 @@ def test_a_targets_text_is_that_of_its_placement_whoever_drafts(facts: dict[str,
 
 
 @simulator.needed
+@pytest.mark.parametrize("run", ["one width", "one width, a16w8"])
+def test_the_fixed_width_fallback_has_one_width_behind_the_prompt(facts: dict[str, Any], run: str) -> None:
+    """As measured where no W₀ is: every pass is padded to a width, and no draft is longer than it holds."""
+    found, free = facts["runs"][run], facts["runs"]["both"]
+    assert found["w0"] is None and found["width"] == 5
+    prompts = set(found["rows"]) - {5}
+    assert prompts and prompts < set(free["rows"]), "prompts are read as they always are"
+    assert {2, 3, 4} & set(free["rows"]), "the control: with a W₀ passes have as many rows as they need"
+
+
+@simulator.needed
 def test_nobody_is_given_the_simulator_without_asking(facts: dict[str, Any]) -> None:
     for found in facts["auto"].values():
         assert found == {"profile": "cpu", "actual": CPU, "warnings": []}
@@ -99,8 +121,27 @@ def test_graphs_for_another_soc_are_not_tried(facts: dict[str, Any]) -> None:
     assert (found["lenient"]["actual"], found["lenient"]["profile"]) == (CPU, "cpu")
     assert found["lenient"]["warnings"] == [
         f"target and drafter: asked for qnn, on the CPU because {reason}qnn:simulator"
+        "; running instead: target fp32, drafter int8"
     ]
     assert f"asked for qnn, {reason}" in found["strict"]["refused"]
+
+
+@simulator.needed
+def test_the_simulator_is_no_other_soc_than_its_own(facts: dict[str, Any]) -> None:
+    """Of all SoCs that the bundle has it was given its own above; another one's name is not passed over."""
+    found = facts["a SoC by name"]
+    reason = "this machine has QNN's simulator, which stands for an SM8650 and for no other SoC: leave its name out"
+    assert found["lenient"]["actual"] == CPU and reason in found["lenient"]["warnings"][0]
+    assert f"asked for qnn, {reason}" in found["strict"]["refused"]
+
+
+@simulator.needed
+def test_a_device_takes_the_graphs_of_the_soc_that_is_named(facts: dict[str, Any]) -> None:
+    """With the simulator's presence denied, and ONNX Runtime's real answer that it cannot tell."""
+    found = facts["elsewhere"]
+    assert [found[ep] for ep in ("qnn:SM8550", "qnn:X-Elite")] == ["qnn:SM8550", "qnn:X-Elite"]
+    assert "which of SM8550, X-Elite this is cannot be told: name it, as in --ep qnn:SM8550" in found["qnn"]
+    assert "the bundle's graphs are for SM8550, X-Elite only: export for this SoC too" in found["qnn:SM8650"]
 
 
 @simulator.needed
@@ -109,6 +150,7 @@ def test_a_damaged_binary_is_named(facts: dict[str, Any]) -> None:
     (line,) = found["lenient"]["warnings"]
     assert found["lenient"]["actual"] == CPU
     assert line.startswith("target: asked for qnn, on the CPU because ") and "_qnn.bin: changed since export" in line
+    assert line.endswith("; running instead: target fp32")
     assert "_qnn.bin: changed since export" in found["strict"]["refused"]
 
 
@@ -118,7 +160,8 @@ def test_without_the_plugin_the_cpu_takes_over_and_says_so(facts: dict[str, Any]
     pair = load_pair(folder / "bundle", precision="fp16", wishes=read_wishes("qnn"))
     assert {placed.actual for placed in pair.placement.values()} == {CPU} and pair.precision == "fp32"
     reason = "onnxruntime-qnn is not installed: pip install onnxruntime-qnn"
-    assert warnings(pair.placement) == [f"target and drafter: asked for qnn, on the CPU because {reason}"]
+    instead = "; running instead: target fp32, drafter int8"
+    assert warnings(pair.placement) == [f"target and drafter: asked for qnn, on the CPU because {reason}{instead}"]
     with pytest.raises(OmniDraftError, match=f"^.*bundle: asked for qnn, {reason}; without --strict-ep"):
         load_pair(folder / "bundle", wishes=read_wishes("qnn", strict=True))
 
@@ -155,8 +198,14 @@ def test_exporting_for_qnn_says_what_it_needs(tmp_path: Path) -> None:
         check(replace(order, profiles=("cpu", "qnn:SM1")))
 
 
+def test_profiles_given_one_by_one_are_all_read(tmp_path: Path) -> None:
+    models = ("--drafter", "default", "--target", "one=qwen3-10m", "--out", tmp_path / "out")
+    assert "--profile qnn:SM1: unknown here" in fails("export", *models, "--profile", "qnn:SM1", "--profile", "cpu")
+
+
 def test_profiles_and_wishes_with_socs_are_read() -> None:
     assert read_profiles("cpu,qnn:SM8550,X-Elite,static") == ("cpu", "qnn:SM8550", "qnn:X-Elite", "static")
+    assert read_profiles("cpu,qnn:SM8550,qnn:X-Elite") == ("cpu", "qnn:SM8550", "qnn:X-Elite")
     assert read_profiles("cpu,SM8550") == ("cpu", "SM8550"), "which is refused"
     assert read_wishes("target=qnn:SM8550,drafter=cpu").target.settings == {"soc_model": "43"}
     with pytest.raises(OmniDraftError, match=r"^QNN has no SoC 'SM1' here; choose from SM8450, .*$"):

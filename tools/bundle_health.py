@@ -147,7 +147,8 @@ def _look_at_calibration(diagnosis: Diagnosis, opened: Bundle, state: Path) -> N
     from omnidraft.runtime.files import Unusable
     from omnidraft.runtime.invariance import fingerprint
     from omnidraft.runtime.pair import default_threads
-    from omnidraft.runtime.placement import CPU, PROVIDERS
+    from omnidraft.runtime.placed import CPU
+    from omnidraft.runtime.placement import PROVIDERS
     from omnidraft.runtime.state import read_document
 
     known: dict[str, Any] = {}

@@ -34,7 +34,8 @@ def calibrate(
     """
     from omnidraft.runtime.calibration import calibrate as measure
     from omnidraft.runtime.pair import load_pair
-    from omnidraft.runtime.placement import read_wishes, warnings
+    from omnidraft.runtime.placed import warnings
+    from omnidraft.runtime.placement import read_wishes
     from omnidraft.runtime.state import State, default_state_folder
 
     kept = State(state or default_state_folder(), o.warn)

@@ -15,7 +15,8 @@ from omnidraft.runtime.calibration import Calibration, calibrate
 from omnidraft.runtime.engine import Engine
 from omnidraft.runtime.options import Options
 from omnidraft.runtime.pair import Pair, load_pair
-from omnidraft.runtime.placement import Wishes, warnings
+from omnidraft.runtime.placed import warnings
+from omnidraft.runtime.placement import Wishes
 from omnidraft.runtime.report import Report
 from omnidraft.runtime.state import State
 from omnidraft.tools import options as o

@@ -108,6 +108,10 @@ class Contender(Protocol):
         """One answer; arguments as for `Engine.stream`."""
         ...
 
+    def forget(self) -> None:
+        """Have the next answer read all of its prompt."""
+        ...
+
 
 def measure(
     engines: Mapping[str, Contender],
@@ -132,6 +136,7 @@ def measure(
     order = list(engines)
     for i, prompt in enumerate(prompts):
         for name in random.Random(i).sample(order, len(order)):
+            engines[name].forget()
             reports[name].append(engines[name].generate(prompt, **arguments))
             advance()
     return reports

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from omnidraft.runtime.placement import Placed
+from omnidraft.runtime.placed import Placed
 from omnidraft.runtime.report import Report
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def details(report: Report) -> list[str]:
     lines = [
         where(report.target, report.precision, report.placement),
         "graphs: " + ", ".join(f"{model} {profile}" for model, profile in report.profiles.items()),
-        f"finished: {report.finish_reason}; {report.prompt_tokens} prompt tokens, "
-        f"{report.context_used:.1%} of the context used; seed {report.seed}",
+        f"finished: {report.finish_reason}; {report.prompt_tokens} prompt tokens, {report.reused_tokens} of them "
+        f"read before, {report.context_used:.1%} of the context used; seed {report.seed}",
         f"seconds by phase: {phases}",
     ]
     if report.time_to_first_token is not None:

@@ -32,6 +32,9 @@ class Peer:
         ids = self.encode(prompt, most, arguments["raw"])[0]
         return self._report(self._worker.ask(Request(ids, most, vars(sampling))), len(ids), sampling.seed)
 
+    def forget(self) -> None:
+        """Nothing to do: each answer is one of its own."""
+
     def close(self) -> None:
         """End its process."""
         self._worker.close()

@@ -28,6 +28,7 @@ def usage(report: Report) -> Json:
         "prompt_tokens": report.prompt_tokens,
         "completion_tokens": report.completion_tokens,
         "total_tokens": report.prompt_tokens + report.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": report.reused_tokens},
         "speculative": {
             "proposed": counts["proposed"],
             "accepted": counts["accepted"],
