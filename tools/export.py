@@ -25,13 +25,14 @@ def export(
         ),
     ] = None,
     profile: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            help="What to make graphs for. cpu: any number of rows. portable: the same in plain operators, at fp32, "
-            "for other toolchains. static: fixed shapes, for NPUs. "
-            "qnn:SOC,SOC…: compiled for Snapdragon; SM8450, SM8550, SM8650, SM8750, SM8850, X-Elite, simulator."
+            help="What to make graphs for, by commas or one by one. cpu: any number of rows. portable: the same in "
+            "plain operators, at fp32, for other toolchains. static: fixed shapes, for NPUs. "
+            "qnn:SOC,SOC…: compiled for Snapdragon; SM8450, SM8550, SM8650, SM8750, SM8850, X-Elite, simulator. "
+            "[default: cpu]"
         ),
-    ] = "cpu",
+    ] = None,
     exporter: Annotated[
         str, typer.Option(help="Who writes graphs for any number of rows: genai; optimum: then cpu means portable.")
     ] = "genai",
@@ -55,12 +56,13 @@ def export(
             raise OmniDraftError(
                 f"export needs the package {module}; in the clone run: pip install -c constraints.txt -e '.[export]'"
             )
-    from omnidraft.export.order import Order, read_profiles
+    from omnidraft.export.order import Order, check, read_profiles
     from omnidraft.export.pipeline import export as run
 
     precisions = tuple(part.strip() for part in precision.split(",")) if precision is not None else ()
-    profiles = read_profiles(profile, exporter)
+    profiles = read_profiles(",".join(profile or ["cpu"]), exporter)
     order = Order(drafter, targets, out, precisions, drafter_precision, threads, profiles, context)
+    check(order)  # before a bar is drawn: an order that makes no sense is one line
     began = time.perf_counter()
     with _Bar() as progress:
         run(order, progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,10 @@ def pack(
     out: Annotated[Path, typer.Option(help="The archive, .tar.gz or .zip; an archive that is there is replaced.")],
     target: o.Target = None,
     precision: o.Precision = None,
+    ort_format: Annotated[
+        bool,
+        typer.Option("--ort-format", help="Write graphs in ORT format, with the operators that a reduced build needs."),
+    ] = False,
     node_modules: Annotated[
         Path | None,
         typer.Option(help="For web: folder with the page's npm packages, to go along. [default: npm fetches them]"),
@@ -34,6 +39,7 @@ def pack(
     from omnidraft.runtime.errors import OmniDraftError
     from omnidraft.tools.packages.archive import check_out, sums, write_archive
     from omnidraft.tools.packages.contents import select
+    from omnidraft.tools.packages.ort_format import convert, cost
     from omnidraft.tools.packages.platforms import PLATFORMS, Request
 
     if platform not in PLATFORMS:
@@ -42,12 +48,20 @@ def pack(
         raise OmniDraftError(f"--node-modules is for --for web; leave it out for {platform}")
     check_out(out)
     kind = PLATFORMS[platform]
-    selection = select(bundle, target, precision, kind.learns, kind.static)
-    items = [*kind.items(Request(selection, node_modules, o.warn)), *selection.items()]
-    items.append(sums(items))
-    write_archive(out, f"omnidraft-{platform}", items)
+    selection = exported = select(bundle, target, precision, kind.needs)
+    with TemporaryDirectory(prefix="omnidraft-pack-") as room:
+        items: list[Item] = []
+        if ort_format:
+            selection, operators = convert(exported, kind.needs, Path(room))
+            items.append(operators)
+        items += [*kind.items(Request(selection, node_modules, o.warn)), *selection.items()]
+        items.append(sums(items))
+        write_archive(out, f"omnidraft-{platform}", items)
+        table = sizes(items, f"{selection.name} {selection.graph.precision} for {platform}")
     console = Console()
-    console.print(sizes(items, f"{selection.name} {selection.graph.precision} for {platform}"))
+    console.print(table)
+    if ort_format:
+        print(cost(exported, selection))
     console.print(f"wrote {out}, {out.stat().st_size / 1e6:.1f} MB", markup=False, highlight=False, soft_wrap=True)
 
 

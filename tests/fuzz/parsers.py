@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -231,8 +231,8 @@ def _adapter(data: bytes, folder: Path) -> None:
     assert len(found.lora) % LAYOUT.width == 0 and np.isfinite(found.lora).all()
 
 
-def _graph(data: bytes, folder: Path) -> None:
-    path = _written(folder, "model.onnx", data)
+def _graph(data: bytes, folder: Path, name: str = "model.onnx") -> None:
+    path = _written(folder, name, data)
     graph_inputs(path)
     external_files(path)
 
@@ -261,6 +261,7 @@ PARSERS = {
     "template": Parser("text", _template),
     "adapter": Parser("bytes", _adapter),
     "graph": Parser("bytes", _graph),
+    "ort-graph": Parser("bytes", partial(_graph, name="model.ort")),
     "prompts": Parser("lines", _prompts),
     "rows": Parser("lines", _rows),
     "ngram-cache": Parser("json", _document("pairs/cache.json", ngram_cache.SCHEMA, KEY, _use_cache)),

@@ -9,10 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft.runtime.bundle import MANIFEST, Bundle, Graph, Target, open_bundle, read_manifest
+from omnidraft.runtime.errors import OmniDraftError
 from omnidraft.runtime.qnn import SIMULATOR
 from omnidraft.tools.packages.archive import Item
 
 FOLDER = "bundle"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a platform has a use for.
+
+    `learns`: what the drafter learns with; `static`: graphs of fixed shapes beside those that decode; `profiles`: of
+    target graphs that can decode there, the best first.
+    """
+
+    learns: bool
+    static: bool
+    profiles: tuple[str, ...] = ("cpu",)
 
 
 @dataclass(frozen=True)
@@ -36,8 +50,8 @@ class Selection:
         head, training = (part or {} for part in (drafter.head, drafter.training))
         graph = f"target {self.name} {self.graph.precision}"
         rows: list[tuple[str, Sequence[str | None]]] = [
-            ("drafter", [n for n in _graph_files(self.bundle, drafter.model) if n not in head.values()]),
-            (graph, _graph_files(self.bundle, self.graph.model)),
+            ("drafter", [n for n in self.bundle.files if n == drafter.model or n.startswith(f"{drafter.model}.")]),
+            (graph, self.bundle.folder_files(self.graph.model)),
             ("static graphs", [n for g in self.static for n in self.bundle.folder_files(g.model)]),
             ("tokenizers and map", [drafter.tokenizer, target.tokenizer, target.map]),
             ("chat templates", [drafter.chat_template, target.chat_template]),
@@ -70,23 +84,25 @@ class Selection:
         return [*found, Item(f"{FOLDER}/{MANIFEST}", text.encode(), "notes and licences")]
 
 
-def select(path: Path, target: str | None, precision: str | None, learns: bool, static: bool) -> Selection:
+def select(path: Path, target: str | None, precision: str | None, needs: Needs) -> Selection:
     """Open a bundle and choose the target (default: its first) at a precision (default: the target's first).
 
-    `static`: with each model's first graph of fixed shapes, and those compiled for devices, if it has any.
-    Raises OmniDraftError for a bundle, target or precision that is not there.
+    Raises OmniDraftError for a bundle, target or precision that is not there, or without a graph that can decode.
     """
     bundle = open_bundle(path)
     name, info = bundle.target(target)
-    along = (*_fixed(info.graphs), *_fixed(bundle.drafter.graphs)) if static else ()
-    return Selection(bundle, name, info, bundle.graph(name, precision, ("cpu",)), learns, along)
+    have = list(dict.fromkeys(graph.profile for graph in info.graphs))
+    if not set(have) & set(needs.profiles):
+        raise OmniDraftError(
+            f"{path}: target {name!r} has {', '.join(have)} graphs only, and such a package decodes with those of "
+            f"{' or '.join(needs.profiles)}; export again with --profile {','.join(('cpu', *have))}"
+        )
+    graph = bundle.graph(name, precision, needs.profiles)
+    along = (*_fixed(info.graphs), *_fixed(bundle.drafter.graphs)) if needs.static else ()
+    return Selection(bundle, name, info, graph, needs.learns, tuple(other for other in along if other is not graph))
 
 
 def _fixed(graphs: Sequence[Graph]) -> list[Graph]:
+    """A model's first graph of fixed shapes, if it has any, and those that were compiled for devices."""
     plain = [graph for graph in graphs if graph.profile == "static"]
     return plain[:1] + [graph for graph in graphs if graph.qnn and graph.qnn["soc"] != SIMULATOR]
-
-
-def _graph_files(bundle: Bundle, model: str) -> list[str]:
-    """A graph and the files with its weights, which are named after it."""
-    return [name for name in bundle.folder_files(model) if name == model or name.startswith(f"{model}.")]

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from omnidraft.runtime.bundle import PROFILES
+from omnidraft.runtime.ort_format import is_ort_format
 from omnidraft.tools.packages import web
 from omnidraft.tools.packages.archive import Item
-from omnidraft.tools.packages.contents import FOLDER, Selection
+from omnidraft.tools.packages.contents import FOLDER, Needs, Selection
 from omnidraft.tools.packages.notices import PART, notices, requirements
+from omnidraft.tools.packages.ort_format import CONFIG
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("runtime", "adapters", "tools")
@@ -32,6 +35,16 @@ class Request:
         chosen, bundle = self.selection, self.selection.bundle
         target = f"{chosen.name} ({chosen.target.source['name']}, {chosen.graph.precision}, {chosen.target.license})"
         return f"target {target}, drafter {bundle.drafter.source['name']} ({bundle.drafter.license})"
+
+    @property
+    def ort_format(self) -> bool:
+        """Whether the graphs are in ONNX Runtime's own format."""
+        return is_ort_format(Path(self.selection.graph.model))
+
+    @property
+    def weights(self) -> str:
+        """Where the weights are, in a few words."""
+        return "weights are in the graphs" if self.ort_format else "weights lie beside the graphs"
 
 
 def for_linux_arm64(request: Request) -> list[Item]:
@@ -66,54 +79,66 @@ it runs on up to four threads. Check the files with `sha256sum -c SHA256SUMS`.
 
 def for_android(request: Request) -> list[Item]:
     """The class that hosts the graphs."""
-    folders = " and ".join(f"`{FOLDER}/{graph.folder}`" for graph in request.selection.static)
-    static = (
-        f"{folders}: fixed shapes, for NNAPI and other compilers; the class does not open them.\n" if folders else ""
-    )
     readme = f"""# OmniDraft for Android: {request.models}
 
     implementation("com.microsoft.onnxruntime:onnxruntime-android:{ANDROID_VERSION}")   // build.gradle.kts, minSdk 24
 
-Copy `{FOLDER}/` to the app's files folder (weights lie beside the graphs, so assets will not do) and open both
+Copy `{FOLDER}/` to the app's files folder ({request.weights}, and the class opens paths) and open both
 graphs with `{HOST.name}`: passes with rollback, on the CPU, with learned adapters.
 The loop around it (drafting, translation, verification, noise) is to be ported: golden vectors and a short version
 of it in JavaScript are in OmniDraft's tests/golden and web.
-{static}The class is checked by compiling it; nothing here was executed on Android.
+{_for_compilers(request.selection)}The class is checked by compiling it; nothing here was executed on Android.
 `sha256sum -c SHA256SUMS` checks the files.
 """
     return [Item(f"java/ai/omnidraft/{HOST.name}", HOST, "host class"), *_notes(request, readme, [])]
 
 
+def _for_compilers(selection: Selection) -> str:
+    """A line each about graphs of fixed shapes, and about those that are compiled, if there are any."""
+    qnn = "com.qualcomm.qti:onnxruntime-android-qnn and com.qualcomm.qti:qnn-runtime"
+    kinds = {"fixed shapes, for NNAPI and other compilers": False, f"compiled for QNN, which comes with {qnn}": True}
+    lines = ""
+    for kind, compiled in kinds.items():
+        folders = [f"`{FOLDER}/{graph.folder}`" for graph in selection.static if (graph.qnn is not None) == compiled]
+        lines += f"{' and '.join(folders)}: {kind}; the class does not open them.\n" if folders else ""
+    return lines
+
+
 def for_ios(request: Request) -> list[Item]:
     """The files; a host for them is left to the app."""
+    portable = request.selection.graph.profile == "portable"
+    past = "The target takes its past in and gives past and present out: cut it to roll back.\n" if portable else ""
     readme = f"""# OmniDraft for iOS: {request.models}
 
     pod 'onnxruntime-objc'
 
-Add `{FOLDER}/` to the app as a folder reference (weights lie beside the graphs) and open both graphs with
+Add `{FOLDER}/` to the app as a folder reference ({request.weights}) and open both graphs with
 `ORTSession`. The loop around it (drafting, translation, verification, noise) is to be ported: golden vectors and a
 short version of it in JavaScript are in OmniDraft's tests/golden and web.
-Nothing here was executed on iOS. `shasum -a 256 -c SHA256SUMS` checks the files.
+{past}Nothing here was executed on iOS. `shasum -a 256 -c SHA256SUMS` checks the files.
 """
     return _notes(request, readme, [])
 
 
 def _notes(request: Request, readme: str, others: list[str]) -> list[Item]:
+    if request.ort_format:
+        readme += f"The graphs are in ORT format. `{CONFIG}` says what a reduced ONNX Runtime needs to decode\n"
+        readme += "(`build.sh --include_ops_by_config`, with `--enable_reduced_operator_type_support`).\n"
     return [Item("README.md", readme.encode(), PART), *notices(request.selection, others)]
 
 
 @dataclass(frozen=True)
 class Platform:
-    """`learns`: whether the drafter can learn there; `static`: whether graphs of fixed shapes are of use there."""
+    """What a platform needs of a bundle, and what it gets beside that."""
 
-    learns: bool
-    static: bool
+    needs: Needs
     items: Callable[[Request], list[Item]]
 
 
+# The page and the host class feed and roll back graphs of the cpu profile; an app for iOS brings a host of its own.
 PLATFORMS = {
-    "linux-arm64": Platform(True, True, for_linux_arm64),
-    "web": Platform(False, False, for_web),
-    "android": Platform(False, True, for_android),
-    "ios": Platform(False, False, for_ios),
+    "linux-arm64": Platform(Needs(learns=True, static=True, profiles=PROFILES), for_linux_arm64),
+    "web": Platform(Needs(learns=False, static=False), for_web),
+    "android": Platform(Needs(learns=False, static=True), for_android),
+    "ios": Platform(Needs(learns=False, static=False, profiles=("cpu", "portable")), for_ios),
 }

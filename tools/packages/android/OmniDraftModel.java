@@ -43,7 +43,7 @@ public final class OmniDraftModel implements AutoCloseable {
   /**
    * Opens a graph on the CPU, which is where dynamic graphs run best on phones.
    *
-   * @param model path of the .onnx file; its weights lie beside it
+   * @param model path of the .onnx file, beside which its weights lie, or of the .ort file
    * @param threads threads of one pass
    */
   public OmniDraftModel(OrtEnvironment environment, String model, int threads) throws OrtException {
