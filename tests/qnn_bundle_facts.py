@@ -150,7 +150,7 @@ def main(folder: Path) -> None:
     cache.cache_root = lambda: folder / "cache"
     parity.THRESHOLDS["a16w8"] = parity.Threshold(0.3)  # random weights leave no clear choices
     model = str(write_checkpoint(folder / "model"))
-    bundle = make(model, model, folder / "bundle", "cpu,qnn:SM8550,X-Elite,simulator", "fp32", "a16w8")
+    bundle = make(model, model, folder / "bundle", "cpu,static,qnn:SM8550,X-Elite,simulator", "fp32", "a16w8")
     shipped = make(model, model, folder / "shipped", "cpu,qnn:SM8550,X-Elite", "fp32")
     runs = {
         "both": texts(bundle, "qnn", "fp16"),

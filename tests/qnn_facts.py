@@ -34,7 +34,7 @@ def write(path: Path, rows: int | str, *ops: str) -> Path:
     rng = np.random.default_rng(0)
     weights = helper.make_tensor("w", TensorProto.FLOAT, [8, 8], rng.normal(size=64))
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h0"])]
-    nodes += [helper.make_node(op, [f"h{i}"], [f"h{i + 1}"]) for i, op in enumerate(ops)]
+    nodes += [helper.make_node(op, [f"h{i}"], [f"h{i + 1}"], f"h{i + 1}") for i, op in enumerate(ops)]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 8]) for name in ("x", f"h{len(ops)}")]
     graph = helper.make_graph(nodes, "small", ends[:1], ends[1:], [weights])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)

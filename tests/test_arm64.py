@@ -68,12 +68,17 @@ def package(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def arm64(package: Path) -> Python:
     """Runs Python on ARM64, in the package's folder and with its sources."""
+    return runner(arm64_python(), package)
+
+
+def arm64_python() -> str:
+    """The path of a Python that runs as on ARM64; skips where it cannot be had."""
     environment = {**os.environ, "PYTHON": sys.executable}
     setup = subprocess.run([HERE / "setup"], env=environment, capture_output=True, text=True)
     if setup.returncode == CANNOT:
         pytest.skip(setup.stderr.strip())
     assert setup.returncode == 0, setup.stderr
-    return runner(setup.stdout.strip(), package)
+    return setup.stdout.strip()
 
 
 def runner(python: str, folder: Path) -> Python:
@@ -81,7 +86,7 @@ def runner(python: str, folder: Path) -> Python:
 
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         command = [python, *map(str, arguments)]
-        done = subprocess.run(command, cwd=folder, env={"PYTHONPATH": "."}, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(command, cwd=folder, env={"PYTHONPATH": "."}, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr
         return done
 

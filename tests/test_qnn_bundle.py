@@ -39,14 +39,15 @@ def compiled_graphs(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 
 @simulator.needed
 def test_what_export_writes(facts: dict[str, Any]) -> None:
-    """Compiled graphs of target and drafter, and none of the static ones that they were made from."""
+    """Compiled graphs of target and drafter, and the static ones that they were made from only if asked for."""
     bundle, shipped = (facts["manifests"][name] for name in ("bundle", "shipped"))
     labels = {
         name: [(graph["profile"], graph["precision"]) for graph in found["targets"]["one"]["graphs"]]
         for name, found in facts["manifests"].items()
     }
-    socs = ("SM8550", "X-Elite", "simulator")
-    assert labels["bundle"] == [("cpu", "fp32"), *((f"qnn:{soc}", kind) for soc in socs for kind in ("fp16", "a16w8"))]
+    static = [("static", "fp32"), ("static", "a16w8")]
+    compiled = [(f"qnn:{soc}", kind) for soc in ("SM8550", "X-Elite", "simulator") for kind in ("fp16", "a16w8")]
+    assert labels["bundle"] == [("cpu", "fp32"), *static, *compiled]
     assert labels["shipped"] == [("cpu", "fp32"), ("qnn:SM8550", "fp16"), ("qnn:X-Elite", "fp16")]
     assert [graph["profile"] for graph in shipped["drafter"]["graphs"]] == ["qnn:SM8550", "qnn:X-Elite"]
     for manifest, graph in ((found, graph) for found in (bundle, shipped) for graph in compiled_graphs(found)):
@@ -56,7 +57,7 @@ def test_what_export_writes(facts: dict[str, Any]) -> None:
         binaries = {f"{Path(graph['model']).parent}/{name}" for name in graph["qnn"]["binaries"]}
         assert binaries < manifest["files"].keys()
         assert len(binaries) == (1 if graph["qnn"]["shared"] else len(graph["static"]["widths"]))
-        assert not any("/static-" in name for name in manifest["files"])
+    assert not any("/static-" in name for name in shipped["files"])
 
 
 @simulator.needed
@@ -156,11 +157,15 @@ def test_a_damaged_binary_is_named(facts: dict[str, Any]) -> None:
 
 @simulator.needed
 @simulator.missing
-def test_without_the_plugin_the_cpu_takes_over_and_says_so(facts: dict[str, Any], folder: Path) -> None:
-    pair = load_pair(folder / "bundle", precision="fp16", wishes=read_wishes("qnn"))
-    assert {placed.actual for placed in pair.placement.values()} == {CPU} and pair.precision == "fp32"
+@pytest.mark.parametrize(("asked", "taken"), [(None, "fp32"), ("fp16", "fp32"), ("a16w8", "a16w8, static")])
+def test_without_the_plugin_the_cpu_takes_over_and_says_so(
+    facts: dict[str, Any], folder: Path, asked: str | None, taken: str
+) -> None:
+    """With the precision that was asked for, where the CPU has it."""
+    pair = load_pair(folder / "bundle", precision=asked, wishes=read_wishes("qnn"))
+    assert {placed.actual for placed in pair.placement.values()} == {CPU} and pair.target.graph.label == taken
     reason = "onnxruntime-qnn is not installed: pip install onnxruntime-qnn"
-    instead = "; running instead: target fp32, drafter int8"
+    instead = f"; running instead: target {taken}, drafter int8"
     assert warnings(pair.placement) == [f"target and drafter: asked for qnn, on the CPU because {reason}{instead}"]
     with pytest.raises(OmniDraftError, match=f"^.*bundle: asked for qnn, {reason}; without --strict-ep"):
         load_pair(folder / "bundle", wishes=read_wishes("qnn", strict=True))

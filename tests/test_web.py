@@ -55,7 +55,12 @@ def node(script: str, *arguments: str | Path, given: Any = "") -> Any:
 
 @pytest.fixture(scope="session")
 def modules() -> Path:
-    """The npm packages of tests/web/package.json, installed there once."""
+    """The npm packages of the page."""
+    return node_modules()
+
+
+def node_modules() -> Path:
+    """The npm packages of tests/web/package.json, installed there once; skips where they cannot be."""
     if not (MODULES / "playwright-core").is_dir():
         npm = shutil.which("npm")
         if npm is None or NODE is None:
@@ -175,9 +180,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(small: Path, modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The web package of it, unpacked."""
-    folder = tmp_path_factory.mktemp("page")
+    return unpacked_page(small, modules, tmp_path_factory.mktemp("page"))
+
+
+def unpacked_page(bundle: Path, modules: Path, folder: Path) -> Path:
+    """The web package of a bundle's first target, with the npm packages, unpacked into a folder."""
     archive = folder / "web.tar.gz"
-    command = ["pack", str(small), "--for", "web", "--out", str(archive), "--node-modules", str(modules)]
+    command = ["pack", str(bundle), "--for", "web", "--out", str(archive), "--node-modules", str(modules)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     with tarfile.open(archive) as packed:
