@@ -8,6 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
+from omnidraft.adapters.heap import give_back
 from omnidraft.adapters.index import Facts, Forecast
 from omnidraft.adapters.labels import LOSSES, Labels, batch
 from omnidraft.adapters.layout import Floats, Layout
@@ -116,6 +117,7 @@ class Learner:
                 done = self._round()
             except TrainerError as error:
                 raise OmniDraftError(str(error)) from None
+            give_back()
         if anchor or done:
             self._file.save_replay(self.memory)
         spent = perf_counter() - begin

@@ -25,6 +25,8 @@ class OnnxStepTrainer:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        options.enable_mem_pattern = False  # a plan would be kept for every shape, and nearly every batch has a new one
+        options.enable_cpu_mem_arena = False  # it would keep what the largest batch needed; as quick without
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if (graph.parent / "weights.bin").stat().st_size > LARGE:
             # A sixth slower, but no second copy of the frozen weights.

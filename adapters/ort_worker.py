@@ -9,6 +9,7 @@ in, results or one line of "error" come out. The process ends when its standard 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import io
 import json
@@ -18,6 +19,7 @@ import struct
 import sys
 import tempfile
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Dict, Mapping  # noqa: UP035  Python 3.8 evaluates Message
 
@@ -42,6 +44,8 @@ MOST_BYTES = 1 << 32
 NEWEST_IR = 10  # that onnxruntime-training 1.19.2 reads
 ADAMW = {"eps": 1e-8, "weight_decay": 0.01, "betas": (0.9, 0.999)}  # those of step.onnx
 TORCHS_ADAMW = 0  # adam_mode; 1 is that of Hugging Face's old optimizer
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+LARGE = 32 << 20  # the most that glibc takes for M_MMAP_THRESHOLD
 
 
 def send(stream: IO[bytes], message: Mapping[str, Any]) -> None:
@@ -69,6 +73,12 @@ def receive(stream: IO[bytes]) -> Message:
         raise EOFError
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
+
+
+def glibc(function: str, *arguments: int) -> None:
+    """Call one of glibc's functions for its heap; other C libraries are left to themselves."""
+    with suppress(OSError, TypeError, AttributeError):  # Windows, macOS, musl
+        getattr(ctypes.CDLL(None), function)(*arguments)
 
 
 def training_module(name: str) -> Any:
@@ -137,6 +147,11 @@ class Session:
         self._options.intra_op_num_threads = int(message["threads"])
         self._options.inter_op_num_threads = 1
         self._options.log_severity_level = 3
+        # As in onnx_step. The heap keeps the memory of a step for the next one, as an arena would, but only until
+        # `save` gives it back; given back after each step, it would make steps a quarter slower.
+        self._options.enable_mem_pattern = self._options.enable_cpu_mem_arena = False
+        glibc("mallopt", M_MMAP_THRESHOLD, LARGE)
+        glibc("mallopt", M_TRIM_THRESHOLD, 1 << 30)
         self._options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._weights = self._map(Path(str(message["weights"])))
         self._begin(self._folder / CHECKPOINT)
@@ -182,7 +197,8 @@ class Session:
         return {}
 
     def save(self, _message: Message) -> Message:
-        """The `checkpoint` that `load` takes."""
+        """The `checkpoint` that `load` takes. A round of steps ends with it, so free memory goes back to the system."""
+        glibc("malloc_trim", 0)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / CHECKPOINT
             self._api.CheckpointState.save_checkpoint(self._state, str(path), include_optimizer_state=True)

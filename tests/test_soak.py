@@ -62,7 +62,7 @@ def test_a_short_soak_holds_its_limits(toy_models: Models, prompts: Path, tmp_pa
     """All targets and policies take part, and nothing of it is left."""
     before = set(Path(tempfile.gettempdir()).glob("omnidraft-soak-*"))
     outputs = ("--json", tmp_path / "soak.json", "--plot", tmp_path / "soak.svg")
-    done = omnidraft("soak", toy_models.bundle, "--prompts", prompts, "--minutes", "0.3", *FAST, *outputs)
+    done = omnidraft("soak", toy_models.bundle, "--prompts", prompts, "--minutes", "0.6", *FAST, *outputs)
     assert done.returncode == 0, done.stderr
     assert "1 of 7 prompts are too long" in done.stderr
     for line in ("held: state:", "held: text:", "held: no complaint"):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from omnidraft.tools.soak_loop import Cycle, Leg, Soak
 
 ROWS = 10  # of the table
+LENGTH = 64  # tokens of an earlier answer
 
 
 def soak(
@@ -55,6 +56,7 @@ def soak(
     with tempfile.TemporaryDirectory(prefix="omnidraft-soak-") as folder:
         state = State(Path(folder), complaints.append)
         pairs = _load(bundle, precision, threads, state)
+        _fill(pairs, state)
         work = Soak(pairs, _fitting(pairs, tasks, max_new_tokens), state, max_new_tokens, complaints.append)
         try:
             _go(work, minutes)
@@ -103,6 +105,20 @@ def _load(bundle: Path, precision: str | None, threads: int, state: State) -> li
     if opened.drafter.training is None:
         raise OmniDraftError(f"{bundle}: its drafter cannot learn; export one of Llama architecture")
     return [load_pair(bundle, name, precision, threads, state=state) for name in opened.targets]
+
+
+def _fill(pairs: Sequence[Pair], state: State) -> None:
+    """As many earlier answers as are ever kept, as after long use: they would fill for hours, and look like growth."""
+    import numpy as np
+
+    from omnidraft.runtime.answers import Answers
+    from omnidraft.runtime.lookup import MOST_TOKENS
+
+    for pair in pairs:
+        answers, rng = Answers.of(state, pair.target), np.random.default_rng(0)
+        for answer in rng.integers(pair.target.decoder.vocabulary, size=(MOST_TOKENS // LENGTH, LENGTH)).tolist():
+            answers.add(answer)
+        answers.save()
 
 
 def _fitting(pairs: Sequence[Pair], tasks: dict[str, list[str]], max_new_tokens: int) -> list[str]:

@@ -6,11 +6,9 @@ kept of a cycle does not grow with its answers, so that the loop is not what mem
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import random
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from omnidraft.adapters.heap import give_back
 from omnidraft.adapters.learner import Learner
 from omnidraft.adapters.settings import Settings
 from omnidraft.runtime.calibration import Calibration, calibrate
@@ -157,7 +156,7 @@ class Soak:
         for leg in self.legs:
             if not self._leg(leg, sums, goes_on, advance):
                 return False
-        _give_back()
+        give_back()
         self.cycles.append(sums.closed(self.elapsed, _resident(), self.state_files()))
         return True
 
@@ -205,13 +204,6 @@ class Soak:
 def _resident() -> int:
     resident: int = psutil.Process().memory_info().rss
     return resident
-
-
-def _give_back() -> None:
-    """Have glibc return free memory, so that what is resident is what is held, and not what was used once."""
-    gc.collect()
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _listen(
