@@ -30,7 +30,7 @@ JUDGE_AFTER = 2  # rounds of learning between two comparisons
 SLACK = 0.02  # how much agreement on the anchors a candidate may lose against the drafter as shipped
 MOST_MISSES = 2  # comparisons in a row that a candidate may fail to win before what it learned is dropped
 MOST_BEHIND = 2  # comparisons in a row that the adapter in use may lose against the drafter as shipped
-REPLAYS = 2  # batches to replay in a round of learning
+REPLAYS = 2  # batches to replay for each fresh one
 
 
 @dataclass
@@ -191,7 +191,7 @@ class Learner:
         done.loss = float(np.mean(known)) if known else float("nan")
         rng = np.random.default_rng(self._standing.rounds)
         old = self.memory.replay
-        for _ in range(REPLAYS if len(old) >= size else 0):
+        for _ in range(REPLAYS * len(losses) if len(old) >= size else 0):
             picked = rng.choice(len(old), size, replace=False)
             self._step(trainer, candidate, [old[i] for i in picked.tolist()])
 
