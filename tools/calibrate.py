@@ -46,7 +46,8 @@ def calibrate(
     if as_json:
         parts = {"target": found.target, "drafter": found.drafter}
         passes = {name: None if times is None else times.as_dict() for name, times in parts.items()}
-        print(json.dumps({"w0": found.w0, "width": found.width, "threads": pair.threads, **passes}))
+        rows = {"w0": found.w0, "width": found.width, "reuse": found.reuse}
+        print(json.dumps({**rows, "threads": pair.threads, **passes}))
         return
     _show(pair, found)
 
@@ -82,7 +83,9 @@ def _show(pair: Pair, found: Calibration) -> None:
     promise = f"W0 = {found.w0}: text is exact" if found.w0 else "no W0: text is near, not exact"
     if found.width is not None:
         promise = f"no W0, text is exact with {found.width} rows in every pass"
-    console.print(f"{pair.name} {pair.precision}, {pair.threads} threads; {promise}", markup=False)
+    keeps = found.reuse or found.least_rows is None  # near text keeps rows in any case
+    kept = "a next turn reads what is new" if keeps else "a next turn reads everything anew"
+    console.print(f"{pair.name} {pair.precision}, {pair.threads} threads; {promise}; {kept}", markup=False)
     table = Table(title="milliseconds of a target pass", title_justify="left", box=box.SIMPLE_HEAD)
     for column in ("past", *(f"{rows} rows" for rows in SHOWN)):
         table.add_column(column, justify="right")
