@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ def fails(*arguments: str | Path, status: int = 1) -> str:
     if status == 1:
         assert done.stderr.count("\n") == 1 and done.stderr.startswith("omnidraft: ")
     return done.stderr
+
+
+def test_it_says_its_version() -> None:
+    done = omnidraft("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"omnidraft {version('omnidraft')}, onnxruntime {version('onnxruntime')}\n"
 
 
 def test_run_streams_text_and_closes_with_one_line(bundle: Path, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -81,9 +82,28 @@ def _commands(help_text: str, verbs: tuple[Callable[..., None], ...]) -> typer.T
     return made
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            ours = version("omnidraft")
+        except PackageNotFoundError:  # what `pack` makes runs from where it was unpacked
+            ours = "(unpacked)"
+        print(f"omnidraft {ours}, onnxruntime {version('onnxruntime')}")
+        raise typer.Exit
+
+
 app = _commands("On-device speculative decoding: one small drafter for every target model.", VERBS)
 for name, group in GROUPS.items():
     app.add_typer(_commands(*group), name=name)
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version, and end.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
