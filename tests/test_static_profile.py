@@ -29,7 +29,7 @@ from omnidraft.runtime.placement import Wish, Wishes, read_wishes
 from omnidraft.runtime.sampling import Sampling
 from omnidraft.runtime.state import State
 from omnidraft.runtime.static_decoder import StaticDecoder, exact_width
-from omnidraft.tools.packages.contents import select
+from omnidraft.tools.packages.contents import Needs, select
 
 pytest.importorskip("torch")
 ROOM = 192
@@ -221,7 +221,7 @@ def test_without_nnapi_its_graphs_run_on_the_cpu_and_it_is_said(small: Path, tmp
 def test_doctor_and_pack_know_them(small: Path, tmp_path: Path) -> None:
     said = omnidraft("doctor", small, "--state", tmp_path / "state").stdout
     assert "two, fp32, static" in said and f"for {ROOM} tokens" in said
-    along, without = select(small, "two", "fp32", False, True), select(small, "two", "fp32", False, False)
+    along, without = (select(small, "two", "fp32", Needs(learns=False, static=static)) for static in (True, False))
     assert [graph.label for graph in along.static] == ["fp32, static", "fp32, static"]
     for selection in (along, without):
         manifest = selection.manifest()
