@@ -47,7 +47,8 @@ def probe(decoder: CausalModel, context: int) -> int | None:
 def chunks_agree(decoder: CausalModel, context: int, width: int) -> bool:
     """Whether rows of a prefill pass have the bits that passes of `width` rows give them, wherever they stand in it.
 
-    Then rows of an earlier response can stand for those of a prompt that begins as it did. Takes about a second.
+    Then rows of an earlier response can stand for those of a prompt that begins as it did, whose last pass may be of
+    any number of rows: every graph that it could take is asked. Takes about a second.
     False where the context holds too little to tell.
     """
     past = PASTS[-1]
@@ -55,13 +56,18 @@ def chunks_agree(decoder: CausalModel, context: int, width: int) -> bool:
         return False
     decoder.reserve(past + ROWS + WIDEST)
     ids = np.random.default_rng(1).integers(0, decoder.vocabulary, past + ROWS).tolist()
+    least = max(WIDEST, width)
+    wide = {ROWS, CHUNK, *(rows for rows in decoder.widths if ROWS < rows < CHUNK)}
+    narrow = {width, *(rows for rows in decoder.widths if width < rows < ROWS)}
+    found = []
+    for rows in wide:
+        decoder.rollback(0)
+        prefill(decoder, ids[:-rows], CHUNK, least)
+        found.append(decoder.run(ids[-rows:])[-ROWS:].copy())
     decoder.rollback(0)
-    begin = past + ROWS - CHUNK
-    prefill(decoder, ids[:begin], CHUNK, max(WIDEST, width))
-    whole = decoder.run(ids[begin:])[-ROWS:].copy()
-    decoder.rollback(0)
-    prefill(decoder, ids[:past], CHUNK, max(WIDEST, width))
-    agree = _equal(decoder, ids[past:], past, width, whole)
+    prefill(decoder, ids[:past], CHUNK, least)
+    agree = all(np.array_equal(other, found[0]) for other in found)
+    agree = agree and all(_equal(decoder, ids[past:], past, rows, found[0]) for rows in narrow)
     decoder.rollback(0)
     return agree
 

@@ -113,6 +113,19 @@ def test_it_is_measured_whether_chunks_agree_with_rounds(loaded: dict[str, Loade
         assert not chunks_agree(decoder, 8192, 1), "one-row passes take other kernels: the control"
 
 
+@pytest.mark.parametrize(("rows", "widths"), [(64, ()), (17, ()), (9, (9,)), (33, (33,))])
+def test_one_kind_of_pass_that_differs_is_enough(
+    loaded: dict[str, Loaded], monkeypatch: pytest.MonkeyPatch, rows: int, widths: tuple[int, ...]
+) -> None:
+    """The end of a prompt may take any graph, so each is asked."""
+    decoder = loaded["int8"].pair.target.decoder
+    monkeypatch.setattr(decoder, "widths", widths, raising=False)
+    assert chunks_agree(decoder, 8192, 2)
+    run = decoder.run
+    monkeypatch.setattr(decoder, "run", lambda ids: run(ids) + np.float32(1e-3 if len(ids) == rows else 0))
+    assert not chunks_agree(decoder, 8192, 2)
+
+
 def test_where_chunks_do_not_agree_all_is_read_anew(loaded: dict[str, Loaded]) -> None:
     calibration = replace(loaded["int8"].calibration, reuse=False)
     engine = Engine(loaded["int8"].pair, Options("2"), NOWHERE, calibration)
